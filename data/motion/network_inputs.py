@@ -61,14 +61,14 @@ def network_inputs(recording: Recording, view: View, network: MotionNetwork) -> 
     """Return the inputs of the network for an exposure.
 
     recording: the blurry frame and the spikes. view: where the spike pixels lie on the frame.
-    network: its `edges` and `inside` (models/fusion/motion_net.py) say which windows of time it
-    sees, and which of them lie within the exposure.
+    network: its `edges` and `inside` (models/fusion/motion_net.py) say which windows of time the
+    network sees, and which of these windows lie within the exposure.
 
     If the edges are counted from another plane, test_the_windows_outside_of_a_clip_are_empty fails.
     """
-    # The edges of the windows, in planes after the start of the stream. `network.edges` has them in
-    # elevenths after the start of the sharp plane. E.g. in an exposure of 88 planes whose sharp
-    # plane is plane 50, the edge 1.5 becomes 50 + 1.5 * 8 = 62.
+    # The edges of the windows, in planes after the start of the stream. `network.edges` has the
+    # edges in elevenths after the start of the sharp plane. E.g. in an exposure of 88 planes whose
+    # sharp plane is plane 50, the edge 1.5 becomes 50 + 1.5 * 8 = 62.
     planes_per_eleventh = recording.length / ELEVENTHS
     begin_of_sharp_plane = recording.sharp - 0.5  # the sharp instant is the middle of this plane
     edges = []
@@ -120,8 +120,8 @@ class _Brightness:
 # but the brightness of a pixel has more of the brightness of its neighbours.
 BRIGHTNESS_SIGMA = 2.0
 # Least mean number of spikes of a pixel in an eleventh (8 usual planes). The mean is a divisor, and
-# in the dark it may be 0. With so few spikes nothing can be seen anyway: 100 pixels have about one
-# spike in an exposure (100 * 11 * 8e-4 = 0.88).
+# in the dark it may be 0. With so few spikes nothing can be seen anyway, because 100 pixels have
+# about one spike in an exposure (100 * 11 * 8e-4 = 0.88).
 LEAST_MEAN = 8e-4
 
 

@@ -8,8 +8,8 @@ collected the light of one spike, and we take this light as spread evenly over t
     light   number of intervals of a pixel in a window. An interval that lies partly in the window
             counts by this part, e.g. as 0.5 if half of it lies in the window
 
-The network sees both. In dim light an interval reaches over several windows. The light is the same
-in all these windows, so only the count shows when light came.
+The network sees count and light. In dim light an interval reaches over several windows. The light
+is the same in all these windows, so only the count shows when light came.
 
 Count and light are computed as a difference: the value up to the end of a window, minus the value
 up to its beginning. The count up to an edge is the number of spikes before the edge. The light up
@@ -20,7 +20,7 @@ to an edge is
 E.g. with spikes at the times 4 and 14, the light up to the edge 10 is 1 + (10 - 4) / (14 - 4), 1.6.
 Edge p lies between the planes p - 1 and p, and a spike in plane p has the time p + 1.
 
-What must stay: the numbers. The network was trained on them (network_inputs.py), and the tests
+What must stay: count and light. The network was trained on them (network_inputs.py), and the tests
 compare them with numbers that were worked out by hand.
 
 Tests: tests/parts/data/test_network_inputs.py
@@ -75,7 +75,7 @@ def _passed_share(stream: np.ndarray, edge: int) -> np.ndarray:
 
     The present interval goes from the last spike before the edge to the first spike after it. E.g.
     between spikes at the times 4 and 14, a share of 0.6 has passed at the edge 10. A spike at the
-    time of the edge counts as before it.
+    time of the edge counts as a spike before the edge.
 
     stream: (T, h, w) in {0, 1}. edge: 0 to T.
 
@@ -96,7 +96,7 @@ def _time_of_last_spike(stream: np.ndarray, edge: int) -> np.ndarray:
         return np.zeros(stream.shape[1:], np.int32)
     has_spike = stream[:edge] > 0  # (edge, h, w)
     # Walk backwards from the edge. `argmax` finds the first plane with a spike, and so counts the
-    # planes without a spike. E.g. 6 at the edge 10: the planes 9, 8, 7, 6, 5 and 4.
+    # planes without a spike. E.g. at the edge 10, the 6 planes 9, 8, 7, 6, 5 and 4 have no spike.
     empty_planes = has_spike[::-1].argmax(axis=0)
     return np.where(has_spike.any(axis=0), edge - empty_planes, 0)
 
@@ -112,7 +112,7 @@ def _time_of_next_spike(stream: np.ndarray, edge: int) -> np.ndarray:
     if edge == planes:  # no plane lies after the edge, and `argmax` refuses an empty array
         return np.full(stream.shape[1:], planes + 1)
     has_spike = stream[edge:] > 0  # (planes - edge, h, w)
-    # Walk forwards from the edge. E.g. 3 at the edge 10: the planes 10, 11 and 12 have no spike.
+    # Walk forwards from the edge. E.g. at the edge 10, the 3 planes 10, 11 and 12 have no spike.
     # The spike is in plane edge + empty_planes, and its time is 1 more.
     empty_planes = has_spike.argmax(axis=0)
     return np.where(has_spike.any(axis=0), edge + empty_planes + 1, planes + 1)

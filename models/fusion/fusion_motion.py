@@ -202,8 +202,8 @@ class MotionSteps(nn.Module):
         at_half_size: (CHANNELS_AT_HALF_SIZE, H, W). The conv net sees the means of these channels
             over HALF x HALF pixels.
         """
-        # Repeat the last row or column if the height or the width is odd, so that it can be halved
-        # (test_a_frame_of_odd_sides_keeps_its_size).
+        # If the height or the width is odd, repeat the last row or column, so that the side can be
+        # halved (test_a_frame_of_odd_sides_keeps_its_size).
         height, width = at_full_size.shape[-2:]
         rows_to_add = height % HALF  # 1 if the height is odd, else 0
         columns_to_add = width % HALF

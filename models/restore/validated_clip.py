@@ -105,7 +105,7 @@ class ClipValidator:
         """Append the scores of a restored frame and of its input to `scores`.
 
         frame: the restored frame, or None if it has NaN or Inf, so that its scores are NaN.
-        lq: the blurry frame. gt: the sharp frame. All have one height and width.
+        lq: the blurry frame. gt: the sharp frame. All three have the same height and width.
         """
         sharp = scored_values(gt, self.number_format)
         restored = None if frame is None else scored_values(frame, self.number_format)

@@ -45,8 +45,8 @@ from utils.words import counted
 
 logger = logging.getLogger(__name__)
 
-# A validation shows panels of at most this many clips. Panels are sent to rank 0, so with a larger
-# number each validation takes longer. 12 was chosen by hand.
+# A validation shows panels of at most MAX_SHOWN_CLIPS clips. Panels are sent to rank 0, so with a
+# larger number each validation takes longer. 12 was chosen by hand.
 MAX_SHOWN_CLIPS = 12
 
 

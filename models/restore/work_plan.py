@@ -32,10 +32,10 @@ class Work:
     # Index in Job.clips.
     clip_index: int
     # Indices of the frames to restore. Finished frames between missing frames are among them, and
-    # are restored again. Empty if only the scores of the clip are missing.
+    # are restored again. The range is empty if only the scores of the clip are missing.
     frames: range
-    # Whether these are all frames of the clip that are still to be restored. If not, the clip was
-    # cut, and the other frames are in another `Work`, perhaps of another rank.
+    # Whether `frames` has all frames of the clip that are still to be restored. If not, the clip
+    # was cut, and its other frames are in another `Work`, perhaps of another rank.
     is_whole: bool
 
 
@@ -71,7 +71,7 @@ def plan_work(job: Job) -> list[Work]:
         verb = are(finished_count)
         logger.info("%d of %s %s finished already", finished_count, clips, verb)
 
-    # A clip is cut into at most this many pieces, so that each rank has work. E.g. 2 unfinished
+    # A clip is cut into at most `most_pieces` pieces, so that each rank has work. E.g. 2 unfinished
     # clips on 8 ranks: 4 pieces each. If the method cannot cut a clip, the number is 1.
     most_pieces = 1
     if unfinished and job.method.can_cut:

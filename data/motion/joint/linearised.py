@@ -11,8 +11,8 @@ changes nearly in proportion to d:
 
 E.g. at z = 0.5 the slope is 0.96. So d = 0.1 changes the light of the pixel by about 0.096.
 
-The normal equations of the change d need three things of A. W is the diagonal matrix of the squares
-w^2. (In a shape such as (3, H, W), W is the width of the frame.)
+The normal equations of the change d need three results of A. W is the diagonal matrix of the
+squares w^2. (In a shape such as (3, H, W), W is the width of the frame.)
 
     A^T W A d    in two steps: `weighted_change` gives y = w A d, and `adjoint` gives A^T w y
     A^T W r      `gradient`; r are the residuals at z

@@ -71,9 +71,10 @@ def corners_of(positions: Tensor, size: tuple[int, int]) -> Corners:
     x = positions[..., 0].flatten().clamp(0, width - 1)
     y = positions[..., 1].flatten().clamp(0, height - 1)
     # A corner is never in the last row or column, so there are pixels below it and to its right.
-    # For example, a sample in the last column has its corner in the column before, and `right` is
-    # 1. A picture of one row has no pixels below: `below` is 0, so their weights are 0.
-    # `AdjointOfSums` (adjoint_of_samples.py) relies on both.
+    # E.g. a sample in the last column has its corner in the column before, and `right` is 1. A
+    # picture of one row has no pixels below. In this case `below` is 0, so the weights of the
+    # pixels below are 0. `AdjointOfSums` (adjoint_of_samples.py) relies on these corners and
+    # weights.
     column = x.floor().clamp_(max=max(width - 2, 0))
     row = y.floor().clamp_(max=max(height - 2, 0))
     corner = row.int().mul_(width).add_(column.int())
@@ -87,12 +88,14 @@ def weights_of(right: Tensor, below: Tensor) -> Tensor:
 
     right, below: (N,) each, as in `Corners`.
     """
-    # All four weights are products. Only [3] is computed as a product, the others as differences:
+    # All four weights are products. Only [3] is computed as a product. The other weights are
+    # computed as differences:
     #     [3]  below * right
     #     [2]  below * (1 - right)          = below - [3]
     #     [1]  (1 - below) * right          = right - [3]
     #     [0]  (1 - below) * (1 - right)    = (1 - below) - [1]
-    # They are written in place, because this function takes a notable part of the time of a frame.
+    # The weights are written in place, because this function takes a notable part of the time of a
+    # frame.
     weights = right.new_empty(4, len(right))
     torch.mul(below, right, out=weights[3])
     torch.sub(below, weights[3], out=weights[2])

@@ -1,8 +1,9 @@
 """Remove from the change of the spikes what many pixels have in common, because it is no motion.
 
 The change of a spike pixel is a number: its spikes per plane in some parts of the exposure, minus
-its spikes per plane in other parts (the PATTERNS of evidence.py). Two things change the spikes
-although nothing moves. Equal light and lamps change many pixels alike, and a motion does not:
+its spikes per plane in other parts (the PATTERNS of evidence.py). Two things, equal light and
+lamps, change the spikes although nothing moves. They change many pixels alike, and a motion does
+not:
 
     equal light    pixels of equal light change alike if the light of the whole frame changes, or if
                    a sensor begins with the same charge in all pixels, as simulators do
@@ -14,7 +15,7 @@ the changes that are left. If nothing moves, the evidence is 0 on average, with 
 of about 1 (evidence.py).
 
 No trained weights depend on this file, so its constants may change. The comments name the tests
-that notice.
+that notice another value.
 
 Tests: tests/parts/data/test_stillness.py
 """

@@ -66,8 +66,8 @@ def _changes_at(
 ) -> bool:
     """Return whether the picture surely changes when the exposure begins, or when it ends.
 
-    Half an exposure before the time is compared with half an exposure after it. Returns False if
-    fewer planes were recorded.
+    The half exposure before the time is compared with the half exposure after the time. Returns
+    False if fewer planes were recorded.
 
     time: when the exposure begins or ends, in planes. frame_light, is_good: as in `most_evidence`.
     """

@@ -138,7 +138,7 @@ def _stream_moments(
     A frame in two tiles is yielded when both tiles are restored. E.g. 22 frames in tiles of 12
     frames that overlap by 2:
 
-        tile    frames       `pending` then    yielded
+        tile    frames       in `pending`      yielded
         0       0 ... 11     0 ... 11          0 ... 9
         1       10 ... 21    10 ... 21         10 ... 21
 
