@@ -115,7 +115,10 @@ def restored_by_hand(home, method):
 
 
 def scores_of_test2(tested, method):
-    """Return the scores of each frame of clip test2: "restored" or "input" -> metric -> values."""
+    """Return the scores of each frame of clip test2: "restored" or "input" -> metric -> values.
+
+    tested: method -> the folder of its results.
+    """
     return read_metrics(tested[method])["clips"]["test2"]["per_frame"]
 
 

@@ -139,9 +139,9 @@ def share_record_ids(record_ids: dict[str, Any] | None) -> None:
 
     Collective: every rank must call it.
 
-    Only rank 0 checks the data, because the ranks read the same files. It writes the result for
-    each data set to a file, a record. The other ranks, and the loader processes, find the records
-    by their ids (data/clips/kept.py).
+    Only rank 0 checks the data, because the ranks read the same files. For each data set, rank 0
+    writes the result to a file, a record. The other ranks, and the loader processes, find the
+    records by their ids (data/clips/kept.py).
 
     record_ids: on rank 0, digest of the options of a data set -> id of its record. None if nothing
         was checked: RUN.record_ids is then {}. The values of the other ranks are ignored.
@@ -208,7 +208,7 @@ def state_from_rank_0(state: Any) -> Any:
     def broadcast(tensor: Tensor) -> Tensor:
         """Send the numbers of a tensor from rank 0 to the other ranks. Returns the whole tensor.
 
-        tensor: the whole tensor on rank 0, the tensor of the outline on the other ranks.
+        tensor: on rank 0 the whole tensor, and on the other ranks the tensor of the outline.
         """
         if is_main_process():
             # `contiguous` closes gaps between the numbers, as in a slice with a step. `view` below

@@ -52,9 +52,10 @@ class Measured:
     forward_s: float
     compute_s: float  # seconds of all computing of the steps: forward, backward, optimizer
     values: dict[str, float]  # numbers of the log line, e.g. "loss", "lr", "memory_gb"
-    memory: dict[str, Use]  # "GPU" and "host" -> (used, total) in GB; unknown ones are missing
-    # How busy the GPU is, and how much of its memory is used, e.g. {"busy": 0.9, "used_gb": 61.2}:
-    # the result of `gpu.usage`. None if it is not known.
+    # "GPU" and "host" -> (used, total) in GB. A memory that is not known is missing.
+    memory: dict[str, Use]
+    # How busy the GPU is, and how much of its memory is used, e.g. {"busy": 0.9, "used_gb": 61.2}.
+    # This is the result of `gpu.usage`. None if it is not known.
     gpu: dict[str, float] | None
 
 

@@ -1027,6 +1027,8 @@ def test_a_rank_reads_only_the_record_and_makes_the_same_samples(root, tmp_path)
     ended = run_ranks(1, program, root)
 
     assert ended.exit_codes == [0], ended.text
+    # The program prints two lines: the endings of the opened files, and whether the names of the
+    # samples are the same.
     opened, is_same = ended.stdout[0].splitlines()
 
     assert opened == "['.json', '.npz']"
