@@ -33,8 +33,8 @@ from utils.contract import Method
 class JointMethod:
     """A method (utils.contract.Method) that improves the frames of another method.
 
-    start: the method that makes the first estimates z_0, by a formula or a network. It gives one
-    frame for each blurry frame, of the same size.
+    start: the method that makes the first estimates z_0, by a formula or a network. `start` gives
+    one frame for each blurry frame, of the same size.
     """
 
     is_grey = False  # the frames have colours

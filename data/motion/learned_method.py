@@ -40,7 +40,7 @@ from data.motion.restorer import AreaInputs, MotionRestorer
 from utils.contract import Method
 
 # A function that takes the learned steps: (z_0, equations) -> z. z_0 is the first estimate, and z
-# the improved one. Both are (3, rows, W): all rows of a frame, or the rows of a band of it.
+# the improved frame. Both are (3, rows, W): all rows of a frame, or the rows of a band.
 Steps = Callable[[Tensor, Equations], Tensor]
 
 
@@ -53,9 +53,9 @@ class LearnedParts:
     find: Finder  # finds the motion within an exposure
 
 
-# The steps for few spikes are used if a pixel of median light has fewer spikes than this in an
-# exposure. Below 6 spikes, the steps for few spikes are better than the steps for good light. Above
-# 14 spikes, they may be worse (docs/benchmarks/quality_details.md, "Why two sets of steps").
+# The steps for few spikes are used if a pixel of median light has fewer than FEW_SPIKES spikes in
+# an exposure. Below 6 spikes, the steps for few spikes are better than the steps for good light.
+# Above 14 spikes, they may be worse (docs/benchmarks/quality_details.md, "Why two sets of steps").
 FEW_SPIKES = 10.0
 # Least area of a spike pixel, in RGB pixels. If spike pixels are smaller, the learned steps are not
 # used. With the area 1 the steps gain as much as in their training, but with the area 1/4 they lose
@@ -70,8 +70,9 @@ class LearnedMotion:
     start: the method that makes the first estimates z_0 with the network.
     parts: function that puts the learned parts on a device and returns them.
     solver: settings of the equations.
-    motion_by: what finds the motion: "dis" (an optical flow), "network" or "both". Here it only
-    gives words to the report (`protocol`). The function that finds the motion comes from `parts`.
+    motion_by: what finds the motion: "dis" (an optical flow), "network" or "both". `LearnedMotion`
+    uses it only for the text of the report (`protocol`). The function that finds the motion comes
+    from `parts`.
     """
 
     is_grey = False  # the frames have colours

@@ -16,8 +16,9 @@ other rules:
     9          CURVE_BELOW, stillness/shares.py   shifts are smoothed before still pixels are found
     5          DIM_SPIKES, here                   what finds the motion, and how
 
-`spikes_at_full_light`, and not n, decides whether a frame is improved at all (LEAST_SPIKES,
-restorer.py). The reason: a dark scene may have n = 0 although its few bright things are seen well.
+`spikes_at_full_light` decides whether a frame is improved at all (LEAST_SPIKES, restorer.py). n
+cannot decide this, because a dark scene may have n = 0 although its few bright things are seen
+well.
 
 What must stay: `DIM_SPIKES` and `NOISY_SPIKES`. The fusion operator "motion"
 (models/fusion/fusion_motion.py) improves frames by learned steps along the motion. Its weights were
@@ -34,22 +35,23 @@ from data.motion.exposure import Recording
 from data.motion.view import View
 from data.spike.pictures import LUMA, to_linear
 
-# Light is dim if a pixel of median light has fewer spikes than this in an exposure. In dim light,
+# Light is dim if a pixel of median light has fewer than DIM_SPIKES spikes in an exposure. In dim
+# light,
 #
 #     finder "both"        the network finds a motion, too (finder.py, which has the measurements)
 #     optical flow         no search is quick (flow.py)
 #     curves of a motion   the shake of the camera is not added to them (curves.py)
 #     joint/groups.py      makes fewer groups of planes
 DIM_SPIKES = 5.0
-# The pictures for optical flow are noisy if a pixel of median light has fewer spikes than this in
-# an exposure. A picture may be made of a ninth of the exposure (the shortest window), so in a pixel
-# of median light it has fewer than 18 / 9 = 2 spikes. If the pictures are noisy,
+# The pictures for optical flow are noisy if a pixel of median light has fewer than NOISY_SPIKES
+# spikes in an exposure. A picture may be made of a ninth of the exposure (the shortest window), so
+# in a pixel of median light it has fewer than 18 / 9 = 2 spikes. If the pictures are noisy,
 #
 #     optical flow         compares larger squares, and expects larger errors (flow.py)
 #     spike_pictures.py    reads each picture only from its own planes
 #
-# No test guards this value: test_flow.py passes with 0, too. Before you change it, measure the
-# effect (docs/benchmarks/quality_details.md, "Its constants").
+# No test guards this value, because test_flow.py also passes with 0. Before you change the value,
+# measure the effect (docs/benchmarks/quality_details.md, "Its constants").
 NOISY_SPIKES = 18.0
 
 
@@ -82,7 +84,7 @@ def spikes_at_full_light(recording: Recording, view: View) -> float:
     exposure = recording.stream[recording.begin : recording.end]
     spikes = float(exposure.mean()) * recording.length
     grey = integrated(recording.blurry, view.is_display)  # (H, W)
-    light = float(view.means(grey).mean())  # `means`: of the RGB pixels of each spike pixel
+    light = float(view.means(grey).mean())  # `means` has a mean for each spike pixel
     return spikes / max(light, DARK)
 
 

@@ -102,8 +102,7 @@ FIRST_SHARE = 0.1
 # Least number of spikes that a pixel at full light must have in an exposure. With fewer spikes, the
 # result is the first estimate, because the motion could not be found, and the learned steps would
 # add structures that are not in the scene. The table shows by how much the learned steps changed
-# the PSNR of frames with such numbers of spikes (docs/benchmarks/quality_details.md, "Near
-# darkness"):
+# the PSNR of frames with few spikes (docs/benchmarks/quality_details.md, "Near darkness"):
 #
 #     2.3 to 2.6 spikes    +1.4 to +1.9 dB
 #     0.6 to 1.0           -0.6 to +0.2 dB
@@ -121,7 +120,7 @@ class MotionRestorer:
     context: number of planes that are read before and after an exposure. If it is None, the number
     is half of the planes of the longest exposure of the clip.
     least_area: least area of a spike pixel, in RGB pixels. If spike pixels are smaller, all frames
-    keep their first estimate. 0: no area is too small.
+    keep their first estimate. If it is 0, no area is too small.
     """
 
     def __init__(
@@ -166,7 +165,7 @@ class MotionRestorer:
         """Yield the frames `wanted` of a clip, (3, H, W) float32 in [0, 1], on the CPU.
 
         Each frame begins as the first estimate z_0 of `start`. `used_motion` is set before a frame
-        is yielded, because the caller then asks for its `pictures`.
+        is yielded, because the caller calls `pictures` after each frame.
 
         reader: a data.clips.readers.DatasetClip. tick: called with the work done since the last
         call, in frames. For each frame, the values of all calls sum up to 1.

@@ -133,8 +133,8 @@ def lengths_of(shifts: np.ndarray) -> np.ndarray:
 # Where motion is measured on each side of the sharp instant, as shares of the time from the sharp
 # instant (0) to the beginning or the end of the exposure (1). Two places rely on these shares:
 #
-#     flow.py              `_has_search_back` needs an even number of them
-#     spike_pictures.py    LEAST_PICTURE follows from their distance, 1/8 of the exposure
+#     flow.py              `_has_search_back` needs an even number of shares
+#     spike_pictures.py    LEAST_PICTURE follows from the distance of two times, 1/8 exposure
 INSTANTS = (0.25, 0.5, 0.75, 1.0)
 
 

@@ -54,7 +54,8 @@ def spikes_for_network(
     # A section may be only its type, e.g. "dat".
     spike = {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)
     # Remove `rate` (spikes per plane at full light) and `light` ("linear" or "display"), because
-    # the values of the training may be wrong for a user's spikes. Keep both in two cases:
+    # the values of the training may be wrong for a user's spikes. Keep `rate` and `light` in two
+    # cases:
     #
     #     rate is "match"       the rate is measured in each clip, and the measurement needs `light`
     #     an old weights file   nothing else says what rate and light are, because the file has no

@@ -76,7 +76,8 @@ def restore_clips(job: Job) -> None:
 
     # The pieces of clips whose frames are missing, the longest piece first.
     plan = shared_plan(job)
-    # Of n ranks, each takes every n-th item of a list, e.g. rank 1 of 4 the items 1, 5, 9, ...
+    # Of n ranks, each takes every n-th item of a list. E.g. rank 1 of 4 takes the items 1, 5, 9,
+    # ...
     of_this_rank = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())
     with utils_dist.all_ranks_or_none():
         restore_share(job, restorer, plan[of_this_rank], more_scores)
@@ -113,8 +114,9 @@ def claim_folder_of(job: Job) -> None:
         watchdog.go_on()  # the digests of all clips may take minutes
     # Name of a clip -> the names of its frames without endings, e.g. {"street": ["000000", ...]}.
     stems = {clip.name: job.stems_of(clip) for clip in job.clips}
-    # The settings are compared with the run.json of an earlier test. JSON has no tuples, so in
-    # run.json tuples have become lists. So write these settings as JSON, too, and read them back.
+    # The settings are compared with the run.json of an earlier test. JSON has no tuples, so tuples
+    # have become lists in run.json. To get the same lists, write these settings as JSON, and read
+    # them back.
     as_read_back = json.loads(json.dumps(_settings_of(job)))
     claim_folder(
         job.outputs, settings=as_read_back, inputs=inputs, stems=stems, overwrite=job.overwrite

@@ -112,8 +112,8 @@ class Chunk:
 
         means: (1, H + 1, W + 1). seen: (groups, h, w).
         """
-        # Each as one column: (pixels, 1) and (samples, 1). `view` shares the memory of `means`, so
-        # `add_to` changes `means` itself.
+        # Pass each tensor as one column: (pixels, 1) and (samples, 1). `view` shares the memory of
+        # `means`, so `add_to` changes `means` itself.
         self._V_adjoint.add_to(means.view(-1, 1), seen.reshape(-1, 1))
 
 

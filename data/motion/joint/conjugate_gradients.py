@@ -17,7 +17,8 @@ The residuals are divided by M, (3, H, W): a number for each pixel and colour (a
 stands for a diagonal matrix. The nearer this matrix is to N, the fewer steps are needed. If all
 numbers of M are 1, M has no effect.
 
-The algorithm is 9.1 of Saad, Iterative Methods for Sparse Linear Systems, 2003. Its letters:
+The algorithm is 9.1 of Saad, Iterative Methods for Sparse Linear Systems, 2003. The letters of
+Saad:
 
     name in the code       letter of Saad
     direction              p
@@ -28,9 +29,9 @@ The algorithm is 9.1 of Saad, Iterative Methods for Sparse Linear Systems, 2003.
     step_length            alpha = energy / curvature
     weight_of_direction    beta = energy / energy of the step before
 
-All but the last four are frames (3, H, W), and the last four are scalars. E.g. with the numbers
-N = 4, M = 1 and right_side = 8 in place of frames: p = 8, energy 64, curvature 256, alpha 0.25, and
-d = 0.25 * 8 = 2. d is the solution 8 / 4 after one step.
+The first three are frames (3, H, W), and the last four are scalars. E.g. with the numbers N = 4, M
+= 1 and right_side = 8 in place of frames: p = 8, energy 64, curvature 256, alpha 0.25, and d = 0.25
+* 8 = 2. d is the solution 8 / 4 after one step.
 
 What must stay: each step, because callers stop after a few steps, before the solution is reached.
 

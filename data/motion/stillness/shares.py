@@ -123,14 +123,15 @@ def share_by_change(recording: Recording, view: View, is_good: np.ndarray) -> np
     """Return a share (H, W) float32 in [0, 1]: 0 where the spikes change no more than noise does.
 
     The evidence of a motion (evidence.py) is 0 on average with a standard deviation of 1 if nothing
-    moves, and larger if something moves. The planes before and after the exposure count, too,
+    moves, and larger if something moves. The planes before and after the exposure are used, too,
     because more planes have less noise. A thing that moves in these planes probably also moves in
     the exposure.
 
     is_good: (h, w) bool, whether each spike pixel can be trusted.
     """
     if len(recording.stream) < PIECES:
-        # Too short to tell, so the motion decides (test_a_stream_of_few_planes_has_a_share).
+        # The stream is too short to tell, so `share_by_reach` decides alone
+        # (test_a_stream_of_few_planes_has_a_share).
         return np.ones(view.size, np.float32)
     frame_light = view.means(integrated(recording.blurry, view.is_display))
     evidence_in_frame, evidence_around = most_evidence(recording.stream, frame_light, is_good)

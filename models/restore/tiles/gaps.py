@@ -126,7 +126,7 @@ class LeftOutFrames:
     """
 
     # The results are only the left-out frames that are scored, so the frame rate and the times of
-    # the whole clip do not fit them. A video of the results has the frame rate of --fps.
+    # the whole clip do not fit the results. A video of the results has the frame rate of --fps.
     fps = None
     times = None
 
