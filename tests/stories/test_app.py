@@ -330,7 +330,7 @@ def test_a_size_of_a_spike_plane_that_does_not_fit_the_files_is_refused(page, cl
 def test_after_a_refusal_the_same_visitor_can_restore(page, clip):
     page.upload("frames", files_of(clip.blurry))
     page.press("restore")
-    page.wait_for_state("refused")  # as the clip has no spikes
+    page.wait_for_state("refused")  # because the clip has no spikes
 
     page.upload("spikes", [*files_of(clip.spikes), clip.info])
     page.press("restore")

@@ -139,8 +139,8 @@ def train_resume_and_test(
 def assert_totals_of_kair_are_told(run: RankResult, ranks: int) -> None:
     """Check that a run on several ranks says once that KAIR's numbers of the loader are totals.
 
-    The warning begins with the reason why the file counts as KAIR's: it has keys that only KAIR
-    has. A run on one rank gives no such warning.
+    The warning begins with the reason why the file is taken for a file of KAIR: it has keys that
+    only KAIR has. A run on one rank gives no such warning.
     """
     times = 1 if ranks > 1 else 0
     warning = f"dataloader_batch_size 1 x {ranks} ranks = {ranks} in all, in KAIR 1"
@@ -837,7 +837,7 @@ def training_set(clean, name, **changes):
 def denoising(clean, **changes):
     """Return a dataset of training that adds noise of 10 to 50 grey levels."""
     noise = {"sigma_min": 10, "sigma_max": 50}
-    # If `changes` has one of these keys, its value counts.
+    # If `changes` has one of these keys, the value in `changes` is used.
     return training_set(clean, "VideoRecurrentTrainNonblindDenoisingDataset", **noise | changes)
 
 

@@ -286,14 +286,14 @@ NODE_NAMES = ("PET_NPROC_PER_NODE", "PET_NNODES", "PET_NODE_RANK")
             id="elastic: one to four nodes",
         ),
         pytest.param({**NODE, **SLURM}, ("8", "2", "1"), id="srun starts a process per node"),
-        # `launch_train.sh 1` asks for one rank per node. So WORLD_SIZE, 16 ranks, does not count.
+        # `launch_train.sh 1` asks for one rank per node. So WORLD_SIZE, 16 ranks, is not used.
         pytest.param(
             {**KUBEFLOW, "PET_NPROC_PER_NODE": "1"}, ("1", "2", "1"), id="one rank asked for"
         ),
     ],
 )
 def test_a_process_that_stands_for_a_node_knows_its_place(env, expected):
-    # gpu_count only counts for PET_NPROC_PER_NODE "auto". The other cases give a number of ranks.
+    # gpu_count is used only if PET_NPROC_PER_NODE is "auto". The other cases give a number.
     found = node_variables(env, gpu_count=4)
 
     assert tuple(found[name] for name in NODE_NAMES) == expected
@@ -603,8 +603,8 @@ def test_a_process_with_a_world_size_of_1_is_the_only_process(env, _message):
         pytest.param({"NNODES": "1", "NODE_RANK": "0"}, id="variables of torchrun"),
         pytest.param({"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, id="Open MPI"),
         pytest.param({"SM_HOSTS": '["a"]', "SM_NUM_GPUS": "0"}, id="SageMaker"),
-        # More brackets than Python's json can read. Like any other text that is not JSON, it counts
-        # as an empty list.
+        # More brackets than Python's json can read. The program takes such a text, like any other
+        # text that is not JSON, for an empty list.
         pytest.param({"SM_HOSTS": "[" * 5000}, id="a list that cannot be read"),
     ],
 )
@@ -765,7 +765,7 @@ def wrong_case(read, env, message, **change):
     """Return a case of the test below, with one wrong variable.
 
     read: the function that reads the variables. env: right variables. change: the wrong variable
-        and its value. An empty value counts as a missing variable. message: a part of the error.
+        and its value. An empty value stands for a missing variable. message: a part of the error.
     """
     [name] = change  # the one key of `change`, e.g. "RANK" of {"RANK": "4"}
     return pytest.param(read, {**env, **change}, message, id=f"{read.__name__}: {name}: {message}")

@@ -337,7 +337,7 @@ def mean_psnr_of_frames(pairs):
     return np.mean(values)
 
 
-# Name of a clip of both data sets -> the number of its exposures that count.
+# Name of a clip of both data sets -> the number of its exposures that are scored.
 CLIPS = {"GOPR0384_11_00": 3, "GOPR0385_11_01": 2}
 
 # docs/benchmarks/published.md has these numbers of planes. Spk-GoPro: a file of a clip with the
@@ -454,7 +454,7 @@ def test_the_results_on_spk_gopro_name_the_published_protocol(on_spk_gopro, name
 def write_s_sdm():
     """Write clips in the layout of S-SDM's GOPRO. Return the pairs (blurry, sharp) that are scored.
 
-    The first exposure of a clip has no spikes, so it does not count.
+    The first exposure of a clip has no spikes, so it is not scored.
     """
     pairs = []
     for clip, count in CLIPS.items():

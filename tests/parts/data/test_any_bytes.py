@@ -63,9 +63,9 @@ def assert_read_or_refused(read: Callable[[Path], Any], path: Path, content: byt
 
 
 def read_picture(path):
-    """Read a picture in each way in which the program reads one: its header, and its pixels."""
+    """Read a picture in the three ways of the program: its size, what is lost in it, its pixels."""
     image_size(str(path))
-    what_is_lost(str(path))  # e.g. that its 16 bits are cut to 8
+    what_is_lost(str(path))  # words about lost values, e.g. "has 16 bits: they are cut to 8"
     assert read_bgr(str(path)).dtype == np.uint8
 
 

@@ -78,6 +78,8 @@ def test_a_byte_order_mark_is_ignored(tmp_path, name):
 HOSTILE = [
     pytest.param(b"[" * 100_000, id="more lists than Python's stack holds"),
     pytest.param(b'{"a":' * 100_000, id="more objects than Python's stack holds"),
+    # {"format": 1, "clips": {"a":{"a": ... 1}} ... }: 50 objects within the object of the file. So
+    # the last part has 51 closing brackets.
     pytest.param(
         b'{"format": 1, "clips": ' + b'{"a":' * 50 + b"1" + b"}" * 51, id="50 nested objects"
     ),
@@ -131,7 +133,7 @@ def test_an_endless_device_is_not_read_forever():
 
 def test_brackets_in_texts_are_not_counted(tmp_path):
     # The code counts the brackets outside of texts, because too many nested brackets would crash
-    # Python's reader. Brackets within a text do not count. The file is
+    # Python's reader. The code must not count brackets within a text. The file is
     #
     #     {"format": 1, "h": 8, "w": 12, "note": "[[\\[{[{[{...\"[[[..."}
     #

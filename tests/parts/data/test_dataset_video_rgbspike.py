@@ -676,8 +676,8 @@ def mean_spikes(item):
 # With the options ALL_TURNS, a sample is flipped, turned and reversed at random.
 EPOCH = 1
 # These samples have 11 to 17 % more spikes than expected. A pixel has 6.5 spikes on average, and
-# the planes after its last spike count as the light of almost one more spike. If a camera ignored
-# its threshold, the difference would be 100 %.
+# the planes after its last spike have the light of almost one more spike. If a camera ignored its
+# threshold, the difference would be 100 %.
 TOLERANCE = 0.2
 
 

@@ -183,7 +183,7 @@ def proposed_table(error: DataError) -> Any:
         ),
         # A GIF counts in units of 1/100 s, which are 192 ticks. The distances are 3, 3 and 4 units.
         # Distances of 1/30 s, which are 3.33 units, become such distances by rounding. So the
-        # frames count as evenly spaced.
+        # program takes these frames as evenly spaced.
         pytest.param(
             [0, 576, 1152, 1920], [0, 640, 1280, 1920, 2560], id="rounded to a coarse unit"
         ),
@@ -721,8 +721,8 @@ def test_one_period_may_begin_at_any_time(tmp_path):
         write_png(tmp_path / f"in/{stem}.png", np.zeros(SIZE))
     spikes = write_empty_planes(tmp_path / "all.dat", 96)  # 4 periods of 24 planes
 
-    # The names are times in seconds, 0.04 s apart. Only the distances count, so the first frame has
-    # the first exposure, although its time is not 0.
+    # The names are times in seconds, 0.04 s apart. Only the distances are used, so the first frame
+    # has the first exposure, although its time is not 0.
     clip = open_clip(
         tmp_path / "in", spikes, exposure={"start": 0.0, "length": 20.0, "period": 24.0}
     )

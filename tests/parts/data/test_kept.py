@@ -887,6 +887,7 @@ def test_a_damaged_record_is_not_used(root, damage, suffix):
     assert is_from_record(checked_at_start(values, root))
 
 
+# The check itself must still work. Only the record is missing afterwards.
 def test_a_folder_that_cannot_be_written_only_prevents_the_record(root, caplog):
     (root / ".preflight").write_text("a file in its place")
     caplog.set_level("INFO")

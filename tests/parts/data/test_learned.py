@@ -1,7 +1,8 @@
 """data/motion/learned.py: how the curves of the network become shifts of the pixels of a frame.
 
 The network gives a curve for each spike pixel, and the logarithm of an expected error. A curve has
-six numbers (x1, y1, x2, y2, x3, y3), in spike pixels. They are the coefficients of two polynomials:
+six numbers (x1, y1, x2, y2, x3, y3), in spike pixels. The six numbers are the coefficients of two
+polynomials:
 
     shift along x = x1 tau + x2 tau^2 + x3 tau^3
     shift along y = y1 tau + y2 tau^2 + y3 tau^3

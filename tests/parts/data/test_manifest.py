@@ -646,11 +646,12 @@ def write_planes(root: Path, stem: str, planes: int) -> None:
     path.write_bytes(any_byte * (PLANE_BYTES * planes))
 
 
-# The last spike file of a clip may lack the planes that come from interpolated frames. Spikes of
-# GoPro are simulated. Between two frames of the video, 7 frames are interpolated, so each frame of
-# the video gives 8 planes. No frame follows the last frame of the video, so nothing is interpolated
-# after the last frame. So the last spike file may lack 1 to 7 planes. In other data sets, the
-# recipe in dataset.json says how many planes a frame gives ("interpolate").
+# The spike files of `root` have PLANES (24) planes. The last spike file of a clip may lack the
+# planes that come from interpolated frames. Spikes of GoPro are simulated. Between two frames of
+# the video, 7 frames are interpolated, so each frame of the video gives 8 planes. No frame follows
+# the last frame of the video, so nothing is interpolated after the last frame. So the last spike
+# file may lack 1 to 7 planes. In other data sets, the recipe in dataset.json says how many planes a
+# frame gives ("interpolate").
 @pytest.mark.parametrize(
     ("interpolate", "missing"),
     [

@@ -448,9 +448,9 @@ def test_windows_that_are_wide_enough_for_the_spikes_are_no_warning(root_with_fe
     assert "half_windows" not in warnings_on(root_with_few_spikes, spike=relative(6))
 
 
-# The longest window counts. It is narrow if it has less than one spike on average. A half window of
-# 6 planes makes a window of 2 x 6 + 1 = 13 planes. Half of the pixels have `spikes` spikes in 24
-# planes, and the other half have none. So the mean is spikes / 24 / 2:
+# The check looks at the longest window, which is narrow if it has less than one spike on average. A
+# half window of 6 planes makes a window of 2 x 6 + 1 = 13 planes. Half of the pixels have `spikes`
+# spikes in 24 planes, and the other half have none. So the mean is spikes / 24 / 2:
 #
 #     spikes    spikes per plane         spikes in 13 planes
 #     1         1 / 24 / 2 = 0.021       0.27, less than one

@@ -2,7 +2,7 @@
 
 Spike-Zoo simulated the two streams and published each with the true picture (tests/data/spike). A
 stream has planes of 250 x 400 bits: whether each pixel fired at one instant. The tests make the
-blurry frame as the mean of all planes. The expected figures were measured with these files.
+blurry frame as the mean of all planes. The expected values were measured with these files.
 """
 
 import hashlib

@@ -141,8 +141,8 @@ def test_a_moved_camera_is_found(home, tmp_path):
 
     without = restored_psnr(home, tmp_path / "null", "moved", calibration="null")
     with_truth = restored_psnr(home, tmp_path / "true", "moved", calibration=home / "moved.json")
-    # The numbers are in dB. The calibration gains more than 1 dB. The calibration that was found is
-    # nearly as good as the true calibration.
+    # The numbers are in dB. The calibration that was found gains more than 1 dB, and loses less
+    # than 0.4 dB against the true calibration. The two limits were chosen by hand.
     assert found > without + 1
     assert found > with_truth - 0.4
 

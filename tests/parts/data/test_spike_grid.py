@@ -230,7 +230,7 @@ def test_edges_are_repeated_outside_of_the_view():
 
 def test_brightness_is_compared_where_both_cameras_look():
     window = grid().window(WHOLE)
-    # Light outside of the view of the spike camera does not count.
+    # Light outside of the view of the spike camera must not be used.
     grey = np.where(window.covered, 100, 255).astype(np.uint8)
     picture = grey[..., None].repeat(3, axis=2)
     spikes = np.ones((2, *PLANE), np.uint8)

@@ -25,7 +25,7 @@ Other options:
     half_window    number of planes on each side of the middle of a window. E.g. with 3, the window
                    around plane 12 has the planes 9 to 15
     offsets        middles of the windows, counted from `center`. A channel for each offset
-    half_exposure  number of planes on each side of `center` that count as the exposure
+    half_exposure  number of planes of the exposure on each side of `center`
     num_bins       number of parts into which the planes are divided, a channel for each
 
 A tolerance of 1e-4 to 1e-6 allows for the rounding of float32. Other tolerances have their reason
@@ -79,8 +79,8 @@ def root_mean_square(difference: np.ndarray) -> float:
 
 # Each case has a name, `center`, options, and a part of the message. The stream has the planes 0 to
 # 23. Around center 12, half an exposure has at most 11 planes: planes 1 to 11 before the center,
-# and planes 13 to 23 after it. Plane 0 does not count, because a part of its light fell on the
-# sensor before the stream began.
+# and planes 13 to 23 after it. Plane 0 is not used, because a part of its light fell on the sensor
+# before the stream began.
 REFUSED = [
     pytest.param(
         "tfp", 12, {"half_window": 3, "offsets": [20]}, "outside", id="tfp: offset after the end"
@@ -382,7 +382,7 @@ def tfi_by_definition(spikes: np.ndarray, center: int, half_window: int) -> np.n
 @pytest.mark.parametrize("center", [0, 1, 11, 22])
 def test_tfi_is_one_over_the_interval_around_the_centre(center):
     spikes = random_planes(density=0.2)
-    spikes[0, 0, 0] = 1  # a spike in plane 0 counts like any other
+    spikes[0, 0, 0] = 1  # a spike in plane 0 must be used like any other spike
 
     found = represent("tfi", spikes, center=center, half_window=8)[0]
 
@@ -560,7 +560,7 @@ def test_the_exposure_has_as_many_planes_on_both_sides_as_the_shorter_side(strea
 
     _, long = exposure_rates(spikes, center=12, half_window=4)
 
-    # Plane 0 does not count. So there are 11 planes before plane 12 (planes 1 to 11), and 28 planes
+    # Plane 0 is not used. So there are 11 planes before plane 12 (planes 1 to 11), and 28 planes
     # after it. The exposure has 11 planes on each side, as many as the shorter side.
     assert np.allclose(long, mean_of_planes(plane_light(spikes), first=1, last=23))
 
@@ -671,8 +671,7 @@ def test_relative_light_of_a_sensor_of_display_values_is_the_ratio_as_it_is():
 
 
 # A window below 1 is a share of half the exposure, rounded to whole planes. E.g. in 88 planes,
-# plane 44 has 43 planes on each side, because plane 0 does not count. The shares of the test are
-# then
+# plane 44 has 43 planes on each side, because plane 0 is not used. Then the shares of the test are
 #
 #     0.0465 x 43 = 2.0      0.14 x 43 = 6.02      0.28 x 43 = 12.04
 @pytest.mark.parametrize(

@@ -296,7 +296,7 @@ def test_a_stream_of_few_planes_has_a_share(planes):
     short = Recording(recording.blurry, recording.stream[:planes], begin=0, end=planes, sharp=1.5)
 
     # The stream is cut into four pieces of time. Three planes are too few for four pieces. In this
-    # case nothing speaks against a motion, so the share is 1.
+    # case there is no evidence against a motion, so the share is 1.
     if planes == 3:
         expected = 1
     else:

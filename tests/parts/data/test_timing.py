@@ -392,8 +392,8 @@ RELATIVE = {"type": "relative", "half_windows": [2], "num_bins": 3}
 def expected_with_context(frame, context, reverse):
     """Return the channels of a frame, made from the noise and not from files.
 
-    The sharp frame is at plane 11 of the 24 planes of the exposure. Plane 0 does not count, so 10
-    planes come before the sharp frame. The program takes as many planes after the sharp frame:
+    The sharp frame is at plane 11 of the 24 planes of the exposure. Plane 0 is not used, so 10
+    planes come before the sharp frame. The program also takes 10 planes after the sharp frame, so
     half_exposure is 10.
 
     context: number of planes on each side of the exposure, fewer at the ends of the clip.

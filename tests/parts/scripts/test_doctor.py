@@ -48,7 +48,7 @@ def test_a_known_failure_is_explained(line, name):
 
 # Parts of a log: the first line of a start (`status_line` of utils/dist/status.py writes it), the
 # last line of a run (utils/run/run.py), and an error. A log may have several starts of a run, but
-# only the last start counts.
+# the doctor uses only the last start.
 START = "[2026-01-01 00:00:00] rank 0 of 1 on host\n"
 END = "Finished at iter 5. Results are in x\n"
 CRASH = "Traceback (most recent call last):\n  File x\nKeyError: 'a'\n"

