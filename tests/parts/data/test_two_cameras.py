@@ -404,10 +404,10 @@ def test_a_calibration_that_is_yet_to_be_found_says_no_size(home):
 def test_a_user_s_own_spikes_need_no_size_beside_a_calibration(home, tmp_path):
     files = ["--input", home / "rgb/test/c/blur", "--spike", home / "second/test/c/spike"]
     flags = ["--method", "exposure", f"spike.calibration={home / 'true.json'}", "spike.rate=1"]
-    by_frames = ["--save", "frames", "--output"]  # the path of the output follows below
+    command = [*files, *flags, "--save", "frames"]
 
-    restore(*files, *flags, *by_frames, tmp_path / "without")
-    restore(*files, *flags, "--spike-size", 30, 40, *by_frames, tmp_path / "with")
+    restore(*command, "--output", tmp_path / "without")
+    restore(*command, "--spike-size", 30, 40, "--output", tmp_path / "with")
 
     without = tmp_path / "without/c/000001.png"
     with_size = tmp_path / "with/c/000001.png"
