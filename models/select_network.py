@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 from utils.contract import InputSpec, input_spec
-from utils.errors import OptionError, SpikeVRTError
+from utils.errors import OptionError
 from utils.options.loader_options import DatasetsOptions, LoaderOptions
 from utils.options.models import Options
 from utils.options.registry import Registry, import_parts
@@ -91,24 +91,6 @@ def check_options(netG: Section, datasets: DatasetsOptions, val: ValOptions, sca
     gt_size = getattr(train, "gt_size", None)
     if gt_size is not None:
         _check_crop(gt_size, spec, scale)
-
-
-def check_validation(netG: Section, datasets: DatasetsOptions) -> None:
-    """Raise OptionError if a validation would give the trained network spikes that it cannot take.
-
-    Call this only for a training, because a test may have other weights, or a method without a
-    network. Call it after `check_options`. If the spec of the network has spike channels,
-    `check_options` refuses unequal numbers of spike channels. The spec of a user's network may have
-    no spike channels. Such a network may ignore spikes, so it is tried here.
-    """
-    train = datasets.train
-    test = datasets.test
-    if not train or not test or train.spike_channels == test.spike_channels:
-        return
-    with torch.device("meta"):
-        net = NETWORKS.build(netG, "netG", spike_channels=train.spike_channels)
-    if _takes_only_first(net, train.spike_channels, test.spike_channels):
-        _check_equal_channels(train, test)
 
 
 class KindDifference(NamedTuple):
@@ -179,61 +161,14 @@ def _check_equal_channels(train: LoaderOptions, test: LoaderOptions) -> None:
     """Raise OptionError if the two datasets give different numbers of spike channels."""
     if train.spike_channels == test.spike_channels:
         return
-    if train.spike_channels:
-        do = "copy the representation of datasets.train.spike to datasets.test.spike"
-    else:
-        do = "choose a dataset without spikes for datasets.test, or one with spikes for both"
     raise OptionError(
         what=f"datasets.test gives {test.spike_channels} spike channels, datasets.train "
         f"{train.spike_channels}",
         where="datasets.test.spike",
         expected="the same number, because one network takes both",
-        do=f"{do}; in a data set of your own, correct what its spike_channels returns",
+        do="copy the representation of datasets.train.spike to datasets.test.spike; in a data set "
+        "of your own, correct what its spike_channels returns",
     )
-
-
-def _takes_only_first(net: torch.nn.Module, first: int, second: int) -> bool:
-    """Return whether a network takes clips with `first` spike channels, and none with `second`.
-
-    Returns False also if the answer is not certain. E.g. the network reads values of its input, and
-    tensors on the device "meta" have no values.
-
-    net: on the device "meta", where the sizes of all tensors are checked, and nothing is computed.
-    """
-    try:
-        _restore_empty_clip(net, first)
-    except Exception:  # whatever this is, it says nothing about the number of spike channels
-        return False
-    try:
-        _restore_empty_clip(net, second)
-    except NotImplementedError:  # an operation that "meta" lacks
-        return False
-    except (RuntimeError, SpikeVRTError) as e:
-        # Torch names the device if the device is the cause, e.g. "Tensor.item() cannot be called on
-        # meta tensors".
-        return "meta" not in str(e)
-    except Exception:  # e.g. a mistake in the network
-        return False
-    return False  # the network takes both
-
-
-@torch.no_grad()
-def _restore_empty_clip(net: torch.nn.Module, spike_channels: int) -> None:
-    """Let a network restore the smallest clip that it takes, on the device "meta".
-
-    spike_channels: number of spike channels of the clip. With 0 the network gets no spikes.
-    """
-    spec = input_spec(net)
-    frames = spec.least_frames
-    if not spec.interpolates:
-        frames = max(frames, spec.window_size[0])
-    side = math.ceil(max(spec.least_size) / spec.multiple) * spec.multiple
-    image_channels = spec.image_channels + int(spec.noise_map)
-    lq = torch.zeros(1, frames, image_channels, side, side, device="meta")
-    spike = None
-    if spike_channels:
-        spike = torch.zeros(1, frames, spike_channels, side, side, device="meta")
-    net(lq, spike)
 
 
 def _check_representation(netG: Section, spike: Any, dataset: str) -> None:

@@ -5,21 +5,18 @@ do not fit together, e.g. crops of a size that the network cannot take. The test
 the folders in the options need not exist.
 """
 
-import json
 import logging
 
 import pytest
 import torch
-from torch import nn
 
-import main_train_vrt
 from data.clip_dataset import TrainClips
 from data.clip_options import Crops, FileReading
 from data.select_dataset import DATASETS
 from main_train_vrt import PARTS
 from models.fusion.operators import GatedFusion
 from models.model_vrt import define_Model
-from models.select_network import NETWORKS, check_options, define_G
+from models.select_network import check_options, define_G
 from tests.helpers.checked import module_of
 from tests.helpers.small_vrt import SMALL
 from utils.errors import OptionError
@@ -216,91 +213,6 @@ def test_an_operator_that_gives_no_frame_is_no_network(fusion, name):
     assert f"netG.fusion {name}\n" in str(refused.value)
     # The error advises this base, with which "gated" and "exposure" give a frame.
     assert 'base "fused"' in str(refused.value)
-
-
-class OwnNetwork(nn.Module):
-    """A network as a user may write it: it names no spike channels in an `input_spec`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 3, 1)
-
-    def restored(self, x):
-        return self.conv(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-
-
-@NETWORKS.register("joins")
-class JoiningNetwork(OwnNetwork):
-    """It gives the spikes to its convolution. The convolution has 3 channels, so this fails."""
-
-    def forward(self, lq, spike=None):
-        return self.restored(lq if spike is None else torch.cat((lq, spike), dim=2))
-
-
-@NETWORKS.register("ignores")
-class IgnoringNetwork(OwnNetwork):
-    """It does not look at the spikes."""
-
-    def forward(self, lq, spike=None):
-        return self.restored(lq)
-
-
-@NETWORKS.register("looks")
-class LookingNetwork(OwnNetwork):
-    """It reads values of the spikes. On the device "meta" this fails. It must not be refused."""
-
-    def forward(self, lq, spike=None):
-        restored = self.restored(lq)
-        return restored if spike is None or float(spike.max()) == 0 else 2 * restored
-
-
-def read_unequal_channels(folder, netG):
-    """Read the options of a training without spikes, as a training does.
-
-    Its test set has 4 spike channels.
-    """
-    train = {
-        "dataset_type": "VideoRecurrentTrainDataset",
-        **FRAMES,
-        "meta_info_file": "none",
-        "num_frame": 2,
-        "gt_size": 32,
-    }
-    test = {
-        "dataset_type": "TestDatasetRGBSpike",
-        **FRAMES,
-        "dataroot_spike": "none",
-        "spike": spike_section(),
-    }
-    values = {
-        "task": "t",
-        "netG": netG,
-        "train": {"G_lossfn_type": "l1"},
-        "datasets": {"train": train, "test": test},
-    }
-    path = folder / "options.json"
-    path.write_text(json.dumps(values))
-    return main_train_vrt.read_options(["--opt", str(path)])
-
-
-def test_a_test_set_with_spikes_is_refused_if_the_trained_network_cannot_take_them(tmp_path):
-    with pytest.raises(OptionError) as refused:
-        read_unequal_channels(tmp_path, {"net_type": "joins"})
-
-    assert "datasets.test gives 4 spike channels, datasets.train 0" in str(refused.value)
-    assert "dataset without spikes" in refused.value.do
-
-
-@pytest.mark.parametrize(
-    "netG",
-    [
-        pytest.param({"net_type": "ignores"}, id="ignores"),
-        pytest.param({"net_type": "looks"}, id="looks"),
-        pytest.param({"net_type": "vrt", **SMALL, "fusion": "none"}, id="vrt"),
-    ],
-)
-def test_a_network_that_ignores_spikes_may_be_tested_on_clips_with_spikes(tmp_path, netG):
-    read_unequal_channels(tmp_path, netG)
 
 
 class OwnKeys(Crops, FileReading):
