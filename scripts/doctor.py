@@ -3,7 +3,7 @@
 
 Each finding that is not ok says what to do. docs/troubleshooting.md lists the known failures. The
 exit code is 0 if nothing failed, and 1 if something did. With --data, it is 3 if the data have a
-problem.
+problem, and 2 if only an option is wrong.
 
 This host and its environment:
     python scripts/doctor.py
@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.parts.doctor.doctor_failures import FAIL, Finding, read_log, table
 from scripts.parts.exit_codes import show_progress, with_exit_code
 from utils.dist import process
-from utils.errors import DataError
+from utils.errors import DataError, OptionError
 from utils.options.load import load_options
 from utils.secrets import without_secrets
 from utils.words import counted
@@ -92,6 +92,8 @@ def explain_log(file: str) -> int:
 def check_data(file: str, overrides: list[str], decode: bool) -> None:
     """Print the clips of each split. Raises one DataError with all problems, if there are any.
 
+    If the data have no problem, but datasets.train.gt_size does not fit them, raises OptionError.
+
     tests/parts/data/test_manifest.py calls this function for damaged data, and compares the output.
 
     decode: True: decode whole images, which takes long. False: read only the header and the end of
@@ -103,6 +105,7 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
 
     problems = []  # for each report: (the checked data root, its problems)
     unreadable = []  # errors of a whole split, e.g. a missing folder
+    wrong_option: OptionError | None = None  # kept, because it would hide the problems of the data
     warning_count = 0
     # PARTS has the networks, data sets and losses that the training program knows. So the options
     # are checked as for a training.
@@ -129,13 +132,20 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
             refuse_unfit_clips(section, reports)
         except DataError as e:
             unreadable.append(e)
+        except OptionError as e:
+            wrong_option = e  # only datasets.train has crops, so this is the only one
     # Every problem is named: `shown` is the largest number of problems in the message.
     raise_problems(problems, shown=sys.maxsize, unreadable=unreadable)
+    if wrong_option is not None:
+        raise wrong_option
     print(verdict(warning_count))
 
 
 def refuse_unfit_clips(section: Any, reports: Sequence[Any]) -> None:
-    """Raise the error of a training whose crops do not fit into its clips. Test sets have no crops.
+    """Raise the error of a training whose crops do not fit its clips. Test sets have no crops.
+
+    It is a DataError if the crops are larger than a clip, and an OptionError if the side of the
+    crops is no whole number of spike pixels.
 
     section: the resolved options of a split. reports: the `Report` of each of its roots.
     """

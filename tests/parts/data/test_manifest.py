@@ -1061,6 +1061,29 @@ def test_the_check_refuses_crops_that_a_training_refuses(two_roots, tmp_path, ca
     assert str(refused.value) in of_doctor.err
 
 
+def test_the_check_refuses_a_gt_size_that_a_training_refuses(two_roots, tmp_path, capsys):
+    # A spike pixel is 2 RGB pixels wide, so the border of a crop of 15 pixels would cut one.
+    values = section_of_roots(two_roots[:1], gt_size=15)
+
+    code = clip_files.doctor_of_data(tmp_path, train=values)
+
+    assert code == 2
+    assert "datasets.train.gt_size is 15" in capsys.readouterr().err
+
+
+def test_a_wrong_gt_size_hides_no_problem_of_the_other_split(two_roots, tmp_path, capsys):
+    train = section_of_roots(two_roots[:1], gt_size=15)
+    # `tmp_path` lacks the folders of clips for testing.
+    test = section_of_roots([tmp_path], "test")
+
+    code = clip_files.doctor_of_data(tmp_path, train=train, test=test)
+
+    assert code == 3
+    message = capsys.readouterr().err
+    assert "no such folder of spikes" in message
+    assert "gt_size is 15" not in message
+
+
 def test_a_training_set_for_testing_is_refused_by_the_check(two_roots, tmp_path, capsys):
     # The section is a section for training, but it stands in datasets.test.
     clip_files.doctor_of_data(tmp_path, test=section_of_roots(two_roots))
