@@ -9,6 +9,7 @@ weights files of models/weights_file.py, and the state of training in models/mod
 """
 
 import errno
+import fcntl
 import hashlib
 import os
 import stat
@@ -1004,31 +1005,50 @@ def test_the_lock_of_another_host_is_waited_for_longer(tmp_path):
             assert process.wait(timeout=10) == 0
 
 
-# A program that locks the file of a run. After a second it does what a run at work does if somebody
-# removes this file. It makes the file again, locks the new file, and then frees the old one.
+# A program that locks the file of a run, and waits for a line on stdin. Then it does what a run at
+# work does if somebody removes this file. It makes the file again, locks the new file, and then
+# frees the old one.
 MAKE_LOCK_AGAIN = """
 import fcntl
 import os
 import sys
-import time
 
 path = sys.argv[1]
 old = open(path, "w")
 fcntl.lockf(old, fcntl.LOCK_EX)
 print("locked", flush=True)
-time.sleep(1)
+sys.stdin.readline()
 os.remove(path)
 new = open(path, "w")
 fcntl.lockf(new, fcntl.LOCK_EX)
 old.close()
-time.sleep(60)
+print("made again", flush=True)
+sys.stdin.readline()
 """
 
 
-def test_a_start_that_waits_for_a_removed_lock_is_refused_by_the_new_one(tmp_path):
+def test_a_start_that_waits_for_a_removed_lock_is_refused_by_the_new_one(tmp_path, monkeypatch):
     command = [sys.executable, "-c", MAKE_LOCK_AGAIN, tmp_path / ".lock"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        not_none(process.stdout).readline()  # returns when the program has printed "locked"
+    lockf = fcntl.lockf
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        to_program = not_none(program.stdin)
+        from_program = not_none(program.stdout)
+        assert from_program.readline() == "locked\n"
+        answers = []
+
+        def lockf_then_make_again(file, operation):
+            """Let the program make the file again as soon as a try has failed."""
+            try:
+                lockf(file, operation)
+            except BlockingIOError:
+                if not answers:
+                    print(file=to_program, flush=True)
+                    answers.append(from_program.readline())
+                raise
+
+        monkeypatch.setattr(fcntl, "lockf", lockf_then_make_again)
         (tmp_path / MARK).touch()
         try:
             with (
@@ -1037,7 +1057,8 @@ def test_a_start_that_waits_for_a_removed_lock_is_refused_by_the_new_one(tmp_pat
             ):
                 pass
         finally:
-            process.kill()
+            program.kill()
+    assert answers == ["made again\n"]
 
 
 def test_the_loader_speaks_before_the_watchdog_by_default(tmp_path):
