@@ -1061,6 +1061,79 @@ def test_a_start_that_waits_for_a_removed_lock_is_refused_by_the_new_one(tmp_pat
     assert answers == ["made again\n"]
 
 
+def stale_handle() -> OSError:
+    """Return the error of NFS at an open file that another host has removed."""
+    return OSError(errno.ESTALE, "Stale file handle")
+
+
+def test_a_lock_that_another_host_removed_is_opened_and_locked_anew(tmp_path, monkeypatch, caplog):
+    (tmp_path / MARK).touch()
+    path = tmp_path / ".lock"
+    lockf = fcntl.lockf
+    calls = []
+
+    def stale_at_first(file, operation):
+        calls.append(file)
+        if len(calls) == 1:
+            path.unlink()
+            raise stale_handle()
+        lockf(file, operation)
+
+    monkeypatch.setattr(fcntl, "lockf", stale_at_first)
+
+    with only_run_in(tmp_path, patterns=(), appended=()) as folder:
+        locked_file = os.fstat(not_none(folder).lock.fileno())
+
+        assert os.path.samestat(os.stat(path), locked_file)
+    assert len(calls) == 2
+    assert not caplog.records
+
+
+def test_a_lock_that_is_removed_before_each_try_is_given_up_after_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("utils.run.folder.WAIT_ON_THIS_HOST_S", 0.3)
+    (tmp_path / MARK).touch()
+    calls = []
+
+    def always_stale(file, operation):
+        calls.append(file)
+        raise stale_handle()
+
+    monkeypatch.setattr(fcntl, "lockf", always_stale)
+
+    with (
+        pytest.raises(OptionError, match="another run is at work in this folder") as refused,
+        only_run_in(tmp_path, patterns=(), appended=()),
+    ):
+        pass
+
+    assert "somebody removes the file" in refused.value.where
+    # There are 0.1 s between two tries. The last try is the first one after 0.3 s.
+    assert 2 <= len(calls) <= 5
+
+
+def test_a_lock_that_another_host_removes_while_a_run_is_at_work_is_made_again(
+    tmp_path, monkeypatch, caplog
+):
+    (tmp_path / MARK).touch()
+    path = tmp_path / ".lock"
+    with only_run_in(tmp_path, patterns=(), appended=()) as folder:
+        folder = not_none(folder)
+        path.unlink()
+        fstat = os.fstat
+
+        def stale_if_removed(number):
+            if not path.exists():
+                raise stale_handle()
+            return fstat(number)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fstat", stale_if_removed)
+            folder.check()
+
+        assert os.path.samestat(os.stat(path), os.fstat(folder.lock.fileno()))
+    assert "the run has made it again" in caplog.text
+
+
 def test_the_loader_speaks_before_the_watchdog_by_default(tmp_path):
     opt = read_options(["--opt", str(write_options(tmp_path)), "watchdog.stall_s=10"])
 

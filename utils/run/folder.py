@@ -17,6 +17,7 @@ Tests: tests/parts/utils/test_output_folder.py, tests/stories/test_foreign_files
 tests/dist/test_changed_resume.py, tests/dist/test_life.py, tests/stories/test_checkpoint.py.
 """
 
+import errno
 import fcntl
 import logging
 import os
@@ -24,6 +25,7 @@ import socket
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
+from enum import Enum, auto
 from pathlib import Path
 from typing import BinaryIO
 
@@ -99,7 +101,7 @@ class RunFolder:
         In case 3, raises OptionError if another run is faster and locks the new file.
         """
         # Disk and inode number, which identify the file that this run has locked.
-        locked_file = os.fstat(self.lock.fileno())
+        locked_file = _stat_of(self.lock)
         lock = self.path / LOCK_NAME
         if _is_same(lock, locked_file):
             return
@@ -216,11 +218,26 @@ def log_links(folder: Path) -> None:
             logger.info("%s is a link to %s", path.relative_to(folder), path.resolve())
 
 
-def _is_same(path: Path, stat: os.stat_result) -> bool:
+def _stat_of(file: BinaryIO) -> os.stat_result | None:
+    """Return the status of an open file, which has its number on the disk.
+
+    Returns None if another host has removed the file. NFS then gives ESTALE (stale file handle).
+    """
+    try:
+        return os.fstat(file.fileno())
+    except OSError as e:
+        if e.errno == errno.ESTALE:
+            return None
+        raise
+
+
+def _is_same(path: Path, stat: os.stat_result | None) -> bool:
     """Return whether `path` names the file that `stat` describes.
 
-    stat: the result of os.stat or os.fstat, which has the number of the file on its disk.
+    stat: the result of `_stat_of`. With None, another host has removed the file.
     """
+    if stat is None:
+        return False
     try:
         return os.path.samestat(os.stat(path), stat)
     except OSError:  # there is no such file
@@ -235,12 +252,13 @@ def _take_lock(path: Path) -> BinaryIO:
 
     Tries to lock the file every 0.1 s. What happens after a try:
 
-        the file system has no locks         logs a warning, returns the file without a lock
-        locked, and the file is at `path`    writes this process into the file, returns it
-        locked, but the file was removed     opens the file that is at `path` now, tries again
-        another process has the lock         waits, at most WAIT_ON_THIS_HOST_S (3 s), or
-                                             WAIT_ON_ANOTHER_HOST_S (180 s) if the process is on
-                                             another host; then raises OptionError
+        the file system has no locks    logs a warning, returns the file without a lock
+        LOCKED                          writes this process into the file, returns it
+        TAKEN, by another process       waits
+        REMOVED, by somebody            opens the file that is at `path` now, waits
+
+    The limit of all waits together is WAIT_ON_THIS_HOST_S (3 s), or WAIT_ON_ANOTHER_HOST_S (180 s)
+    if the process that has the lock is on another host. Raises OptionError after the limit.
 
     The lock lasts until the returned file is closed, so the file must stay open as long as the run
     lasts.
@@ -248,26 +266,28 @@ def _take_lock(path: Path) -> BinaryIO:
     file = _open_lock(path)
     begin = time.monotonic()
     has_warned = False
+    # The process that has the lock, e.g. "process 4711 on host7, since ...", or "" without a text.
+    holder = ""
     while True:
         try:
-            is_locked = _try_lock(file)
+            attempt = _try_lock(file, path)
         except OSError as e:  # the file system has no locks
             logger.warning(
                 "%s cannot be locked (%s): start no second run in this folder", path, e.strerror
             )
             return file
-        if is_locked:
-            if _is_same(path, os.fstat(file.fileno())):
-                break
-            # While this process waited, somebody removed the file, and the run that had locked the
-            # file has made a new file (`_make_again`). Only the lock of the new file has an effect.
+        if attempt == Try.LOCKED:
+            break
+        if attempt == Try.REMOVED:
+            # The run that had locked the file may have made a new file (`_make_again`). Only the
+            # lock of the new file has an effect. `holder` stays, because the limit depends on it.
             file.close()
             file = _open_lock(path)
-            continue
+        else:
+            holder = _holder_of(file)
 
-        # Another process has the lock. Wait longer for a process of another host, because the file
-        # server releases the lock of a crashed host late.
-        holder = _holder_of(file)  # e.g. "process 4711 on host7, since ...", or "" without a text
+        # Wait longer for a process of another host, because the file server releases the lock of a
+        # crashed host late.
         is_elsewhere = _is_of_another_host(holder)
         longest_wait_s = WAIT_ON_ANOTHER_HOST_S if is_elsewhere else WAIT_ON_THIS_HOST_S
         if is_elsewhere and not has_warned:
@@ -275,6 +295,12 @@ def _take_lock(path: Path) -> BinaryIO:
             logger.warning("%s is held by %s: waiting up to %.0f s", path, holder, longest_wait_s)
         if time.monotonic() - begin > longest_wait_s:
             file.close()
+            if attempt == Try.REMOVED:
+                raise _second_run(
+                    path,
+                    "after the last try this path named another file: somebody removes the file, "
+                    "or its inode number changes",
+                )
             # Only on this host can the run find out whether the process has ended.
             note = "" if is_elsewhere else _note_if_gone(holder)
             raise _second_run(path, f"{holder}{note}")
@@ -309,8 +335,18 @@ def _second_run(path: Path, holder: str) -> OptionError:
     )
 
 
-def _try_lock(file: BinaryIO) -> bool:
-    """Lock a file, without waiting. Returns False if another process has the lock.
+class Try(Enum):
+    """What a try to lock the file `.lock` has given."""
+
+    LOCKED = auto()
+    TAKEN = auto()  # another process has the lock
+    REMOVED = auto()  # the open file is not the file at the path any more
+
+
+def _try_lock(file: BinaryIO, path: Path) -> Try:
+    """Lock an open file, without waiting.
+
+    path: the path at which the file was opened.
 
     Raises OSError if the file system has no locks.
     """
@@ -319,15 +355,28 @@ def _try_lock(file: BinaryIO) -> bool:
         # raises an error if another process has the lock.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # POSIX allows both errors for a taken lock
-        return False
-    return True
+        return Try.TAKEN
+    except OSError as e:
+        if e.errno == errno.ESTALE:
+            return Try.REMOVED
+        raise
+    return Try.LOCKED if _is_same(path, _stat_of(file)) else Try.REMOVED
 
 
 def _holder_of(file: BinaryIO) -> str:
-    """Return the text of a lock, e.g. "process 4711 on host7, since Fri Nov 27 15:20:46 2026"."""
-    # 1000 bytes are enough for the text. A file that no run wrote may be of any size.
-    file.seek(0)
-    return file.read(1000).decode(errors="replace").strip()
+    """Return the text of a lock, e.g. "process 4711 on host7, since Fri Nov 27 15:20:46 2026".
+
+    Returns "" if another host has removed the file.
+    """
+    try:
+        file.seek(0)
+        # 1000 bytes are enough for the text. A file that no run wrote may be of any size.
+        text = file.read(1000)
+    except OSError as e:
+        if e.errno == errno.ESTALE:
+            return ""
+        raise
+    return text.decode(errors="replace").strip()
 
 
 def _is_of_another_host(holder: str) -> bool:
