@@ -235,7 +235,7 @@ def test_a_clip_of_a_visitor_is_restored_as_by_the_command_line(page, clip, tmp_
     command += ["--gt", clip.sharp, "--output", out, "--save", "frames"]
     assert run_command(command).exit_codes == [0]
 
-    # The scores are the same.
+    # The scores in `state` are the scores of the command line.
     averages = read_json(out / "metrics.json")["averages"]
     blurry = averages["input"]["psnr"]
     restored = averages["restored"]["psnr"]

@@ -1,9 +1,9 @@
 """The commands in the documents of KAIR, BasicSR and S-VRT run here, or an error names ours.
 
-KAIR, BasicSR and S-VRT are other projects. Their users may try their usual commands here. A
-training command works here, if its flags mean the same in this project. A flag that means something
-else here is refused, and the error says what to do instead (the cure). The test command of KAIR is
-refused, too. The error gives the command of this project that does the same.
+KAIR, BasicSR and S-VRT are other projects. Their users may try their usual commands here. If the
+flags of a training command mean the same in this project, the command works. If a flag means
+something else here, it is refused, and the error says what to do instead (the cure). The test
+command of KAIR is refused, too, and the error gives the equivalent command of this project.
 
 What is tested: utils/options/foreign_flags.py.
 """

@@ -2,9 +2,10 @@
 
 A launcher is e.g. torchrun, SLURM, MPI or a cloud platform. It sets environment variables that tell
 a process which of all processes it is. E.g. RANK=1 and WORLD_SIZE=2: the second of two processes.
-The dictionaries below hold the variables as the launchers document them. Most tests give such a
-dictionary to the product. They compare the rank that the product reads with the expected rank.
-Other tests start real launchers, or launch_train.sh with a `python` that only prints its arguments.
+The dictionaries below hold the variables of each launcher, as its documents give them. Most tests
+give such a dictionary to the product, and compare the rank that the product reads with the expected
+rank. Other tests start real launchers, or launch_train.sh with a `python` that only prints its
+arguments.
 
 A rank is one process of a run, usually with one GPU. A node, or host, is a machine. The local rank
 is the number of a process on its node, counted from 0.

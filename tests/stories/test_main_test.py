@@ -152,8 +152,8 @@ def test_the_written_frames_equal_frames_that_were_restored_by_hand(
 ):
     for number, expected in enumerate(restored_by_hand):
         found = imread_rgb(tested_folder / "test2" / f"{number:06d}.png").astype(int)
-        # main_test_vrt.py restores in tiles and sums them in another order than the restoration by
-        # hand. So a value may be rounded to the next whole number.
+        # main_test_vrt.py restores in tiles and sums the tiles. So the order of its sums is not the
+        # order of the restoration by hand, and a value may be rounded to the next whole number.
         assert np.abs(found - expected).max() <= 1
 
 
@@ -1327,7 +1327,7 @@ def test_the_videos_of_the_demo_show_four_pictures_in_a_row(finished_demo):
         height, width = video.read(0).shape[:2]
         assert video.num_frames == DEMO_FRAMES
         # The four pictures are the blurry frame, the spikes, the restored frame and the sharp
-        # frame. They stand in a row, and a line of text adds to the height.
+        # frame. The pictures stand in a row, and a line of text adds to the height.
         assert width > 4 * DEMO_SIDE
         assert height > DEMO_SIDE
 

@@ -1,8 +1,8 @@
 """data/motion/bands.py: a large frame is solved in bands of rows, which are joined.
 
 The frames of most tests have 560 x 48 pixels. `bands_of` is told to divide frames of more than
-20,000 pixels, so it divides them into two bands, an upper and a lower one. OVERLAP rows belong to
-both bands. A spike pixel covers 2 x 2 RGB pixels, if a test does not say otherwise.
+20,000 pixels, so it divides these frames into an upper and a lower band. OVERLAP rows belong to
+both bands. If a test does not say otherwise, a spike pixel covers 2 x 2 RGB pixels.
 """
 
 import itertools

@@ -180,7 +180,7 @@ OF_CLIP = [
     {"planes": -1}, {"planes": "24"}, {"gt_plane": "z"}, {"gt_plane": 2**70}, {"gt_plane": -1},
     {"offset": 1.5}, {"offset": 2**70}, {"rate": "20000"}, {"rate": 0}, {"rate": True},
     {"h": "8"}, {"w": 0}, {"flip": 0}, {"light": "x"}, {"calibration": "c.json"},
-    # Keys that resemble a known key, so they are probably misspelled. Their values are correct. A
+    # Each key resembles a known key, so the key is probably misspelled. The values are correct. A
     # key that resembles no known key is allowed.
     {"gt_plan": 3}, {"Planes": 3}, {"lights": "linear"}, {"offsets": 1},
 ]  # fmt: skip
@@ -234,12 +234,13 @@ def test_a_file_holds_as_many_exposures_as_end_in_it(period, start, length, offs
 
     for planes in (1, 24, 25, 55, 56, 57, 87, 88, 89, 1000):
         # Count one exposure after the other, until one ends after the last plane. `planes_of` gives
-        # the first plane of an exposure, and its number of planes. Their sum is where it ends.
+        # the first plane of an exposure, and its number of planes. The sum of the two numbers is
+        # the plane after the exposure.
         fitting = 0
         while sum(exposures.planes_of(fitting, offset)) <= planes:
             fitting += 1
 
-        # If no exposure ends in the file, the program still gives one frame. It refuses this frame
+        # If no exposure ends in the file, `frames` still returns 1. The program refuses this frame
         # later, with a message about the planes that are missing.
         assert timing.frames("clip", planes) == max(fitting, 1)
 

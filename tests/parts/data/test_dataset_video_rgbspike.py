@@ -264,14 +264,14 @@ def test_the_axes_are_swapped_after_the_flips(turns, expected):
 )
 def test_a_seed_gives_the_draws_that_it_always_gave(clips_root, index, clip, frames, corner, turns):
     # The index is (epoch, sample), and the corner is (top, left) of the crop. The expected values
-    # are the draws of an earlier version. They must stay, because a resumed run must see the
+    # are the draws of an earlier version. These draws must stay, because a resumed run must see the
     # samples that it would have seen without the interruption.
     #
     # Samples 0 to 5 begin at frames 0 to 5 of clip0, and samples 6 to 9 at frames 0 to 3 of clip1.
     # The distance between two frames of a sample is drawn: 1 or 2 (interval_list). If three frames
     # at this distance do not fit into the clip, the first frame is drawn, too:
     #
-    #     index     frames     how they come about
+    #     index     frames     why the sample has these frames
     #     (0, 0)    0, 1, 2    distance 1 from frame 0 on
     #     (0, 5)    2, 1, 0    frame 5 is too late. The drawn first frame is 0. Time is reversed
     #     (3, 5)    0, 2, 4    frame 5 is too late. The drawn first frame is 0. Distance 2
@@ -438,7 +438,7 @@ def test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them(
     for (batch,), item in zip(batches_of_epoch_1, expected, strict=True):
         assert torch.equal(batch["lq"][0], item["lq"])
         assert torch.equal(batch["gt"][0], item["gt"])
-    # The pictures are in shared memory, so this process sees them, too.
+    # The pictures are in shared memory, so this process sees the pictures, too.
     assert torch.equal(kept[(1, 0)]["lq"], expected[0]["lq"])
 
 

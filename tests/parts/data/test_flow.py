@@ -143,8 +143,8 @@ def test_frames_smaller_than_the_squares_that_are_compared_have_a_motion(tmp_pat
 def test_the_way_back_is_the_inverse_of_the_way_there(tmp_path):
     found = motion_of_scene(Scene(turn_deg=9.0), tmp_path)
 
-    # Times in planes after the sharp instant. Most of them lie between the measured times, which
-    # are about -30, -23, -15, -8, 0, 7, 15, 22 and 30.
+    # Times in planes after the sharp instant. The motion was measured at about -30, -23, -15, -8,
+    # 0, 7, 15, 22 and 30. Most of the five times lie between two measured times.
     for time in (-25.0, -8.0, 0.0, 13.0, 29.0):
         there, _ = found.at(time)
         back, _ = found.back(time)

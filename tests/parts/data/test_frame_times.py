@@ -144,12 +144,12 @@ def proposed_table(error: DataError) -> Any:
 
 # A camera that takes 60 frames per second has a frame every 320 ticks. A film may store the start
 # of each frame with a rounding error. If all distances between two starts are equal apart from this
-# error, the frames share the planes evenly. Otherwise each frame has the planes between its stored
-# start and the next start.
+# error, the frames share the planes evenly. If the distances differ by more, each frame has the
+# planes between its stored start and the next start.
 #
 # starts: where the frames start, in ticks, as the film stores them.
-# edges: where the planes of each frame begin, in ticks, and then where the planes of the last frame
-# end. There are as many planes as ticks, so that a case can name each edge.
+# edges: where the planes of each frame begin, in ticks. The last edge is the end of the planes of
+# the last frame. There are as many planes as ticks, so an edge is also the number of a plane.
 @pytest.mark.parametrize(
     ("starts", "edges"),
     [
@@ -160,7 +160,7 @@ def proposed_table(error: DataError) -> Any:
         ),
         pytest.param(
             [0, 321, 643, 960],
-            [0, 321, 643, 960, 1277],  # the last frame lasts as long as the one before it, 317
+            [0, 321, 643, 960, 1277],  # the last frame lasts as long as the frame before it, 317
             id="distances that differ by more than a tick",
         ),
         pytest.param(

@@ -352,7 +352,8 @@ def test_half_a_jpeg_is_not_taken_for_a_picture(tmp_path):
 def as_ordinary_user() -> Generator[None]:
     """Let the block run with the rights of an ordinary user, because root may read every file.
 
-    If the tests run as root, the ordinary user is "nobody". Otherwise it is the user of the tests.
+    If the tests run as root, the ordinary user is "nobody". If another user runs the tests, it is
+    this user.
     """
     user = os.geteuid()
     is_root = user == 0

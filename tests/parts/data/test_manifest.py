@@ -675,8 +675,8 @@ def test_the_last_file_of_a_clip_may_lack_interpolated_planes(root, interpolate,
 
 
 # A file in the middle of a clip must have exactly PLANES (24) planes. The last file may lack at
-# most `interpolate` - 1 planes, i.e. 7 for GoPro, where `interpolate` is 8. If `interpolate` is 1,
-# nothing is interpolated, so no plane may be missing.
+# most `interpolate` - 1 planes. For GoPro `interpolate` is 8, so 7 planes may be missing. If
+# `interpolate` is 1, nothing is interpolated, so no plane may be missing.
 @pytest.mark.parametrize(
     ("stem", "interpolate", "planes"),
     [
@@ -846,7 +846,8 @@ def test_with_several_roots_a_sample_stays_as_in_its_own_root(two_roots, joined_
     sets_of_one_root = [build_clips(root, seed=3, spike=TFP, **ALL_TURNS) for root in two_roots]
 
     epoch = 1  # any epoch would do
-    # Sample numbers beyond the epoch are allowed. They are new draws of the same frames.
+    # Sample numbers beyond the epoch are allowed. Such a sample is a new draw of a frame of the
+    # epoch.
     for number in range(2 * len(joined_set)):
         # A draw holds the random choices for a sample: clip, frames, crop and turns.
         draw = joined_set.draw((epoch, number))

@@ -51,8 +51,8 @@ def test_parallax_makes_the_change_less_sure():
     sure = join_shifts(aligned, VARIANCES, CENTERS, similarity)
     unsure = join_shifts(with_parallax, VARIANCES, CENTERS, similarity)
 
-    # The shifts are 0 or 0.05, so they differ from their mean by about 0.025. The error of the mean
-    # of nine parts is a third of this, because sqrt(9) is 3.
+    # A shift is 0 or 0.05, so it differs from the mean of the shifts by about 0.025. The error of
+    # the mean of nine shifts is a third of 0.025, because sqrt(9) is 3.
     error_of_shift = np.sqrt(unsure.covariance[0, 0])
     assert error_of_shift == pytest.approx(0.025 / 3, rel=0.4)
     assert np.sqrt(sure.covariance[0, 0]) == pytest.approx(0.001 / 3, rel=0.4)

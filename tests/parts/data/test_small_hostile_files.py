@@ -2,7 +2,7 @@
 
 A file from an unknown source may be small, and may state that it has more content than fits into
 memory. `assert_refused` and `call_limited` (tests/helpers/limited.py) call a function in a process
-of its own. They fail if the call takes more than 2 seconds or 1024 MB.
+of its own. If the call takes more than 2 seconds or 1024 MB, the two functions fail.
 """
 
 import io

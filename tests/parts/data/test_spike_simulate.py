@@ -865,8 +865,8 @@ def test_no_two_draws_of_a_sample_are_correlated(tmp_path, samples):
         # A number that is the same for all samples has no correlation, so it is left out.
         if len(set(values_of_name)) > 1:
             values[name] = values_of_name
-    # There are 22 numbers. At least 17 of them must vary, because the test would otherwise compare
-    # too little.
+    # There are 22 numbers. If fewer than 17 numbers varied, the test would compare too little. The
+    # limit was chosen by hand.
     assert len(values) >= 17, list(values)
 
     correlated = {}

@@ -185,9 +185,12 @@ def test_firing_rates_are_shown_as_display_values(representation, light, power, 
 
 # ---- A user's spikes, if the user gives few options ----
 
-# What a file of weights stores about the spikes of its training. The spikes were divided by
-# "rate", so that the channels show light. "rate" may also be None, if the spikes were not divided,
-# or "match", if they were divided by a rate that was measured from the frames.
+# What a file of weights stores about the spikes of its training. "rate" says how the spikes were
+# divided, so that the channels show light:
+#
+#     0.5        the spikes were divided by 0.5
+#     "match"    the spikes were divided by a rate that was measured from the frames
+#     None       the spikes were not divided
 TRAINED = {"rate": 0.5, "light": "linear", "center": "gt", "planes": 24, "gt_plane": 12}
 
 
@@ -217,7 +220,8 @@ def user_source(trained, **options):
 def test_a_rate_that_nobody_gives_is_as_in_training(caplog, trained, rate, message):
     # If the spikes of the training were divided by a rate, the user's spikes must be divided, too.
     # The rate of the training, 0.5, belongs to another camera. So the rate of the user's spikes is
-    # measured from the frames ("match"). Otherwise the rate is 1, and the spikes are not divided.
+    # measured from the frames ("match"). If the spikes of the training were not divided, the rate
+    # is 1.
     found = user_source(trained)
 
     assert found.rate == rate

@@ -58,9 +58,9 @@ def cuts_of(steps: Sequence[int | None], least_side: int = SIDE) -> list[Cut]:
 
 
 def test_parts_follow_one_another():
-    # The video has 11 frames. A part has 5 frames: 3 intervals, and a frame beside them on each
-    # side. The next part begins 3 intervals later. So the parts are the frames 0 to 4, 3 to 7 and 6
-    # to 10.
+    # The video has 11 frames. A part has 5 frames: 3 intervals of 1 frame, a frame before the
+    # intervals, and a frame after them. The next part begins 3 intervals later. So the parts are
+    # the frames 0 to 4, 3 to 7 and 6 to 10.
     assert [cut.first for cut in cuts_of([2] * 10)] == [0, 3, 6]
 
 

@@ -1,12 +1,12 @@
 """scripts/convert_options.py from its command line, on option files in the forms of S-VRT and KAIR.
 
 S-VRT is an earlier program for the same task. tests/data/options/svrt_006.json is the option file
-that S-VRT published. The tests convert this file, sometimes with changes. They look at the new
-file, at the output of the program, and at a training run with the new file.
+that S-VRT published. The tests convert this file, sometimes with changes. Then the tests look at
+the new file, at the output of the program, and at a training run with the new file.
 
 The output has two headings. The part below "dropped" lists the keys that the program left out. The
 part below "cannot be said" lists what the new file cannot express. If the program writes no file,
-it prints an error instead.
+the program prints an error instead.
 
 Words of this file:
 

@@ -698,8 +698,8 @@ def kill_while_making_a_clip(raw, out):
         if line.startswith("making:") and any(out.glob("*/*/*/made.json")):
             progress_line = line
             break
-    # While the program and its workers are stopped, they cannot finish a clip. Let the processes
-    # run for a millisecond at a time, until they are making a clip. At this moment, kill the run.
+    # A stopped process cannot finish a clip. So stop the program and its workers, and let them run
+    # for a millisecond at a time, until a clip is being made. At this moment, kill the run.
     os.killpg(run.pid, signal.SIGSTOP)
     while run.poll() is None and not is_making_a_clip(out):
         os.killpg(run.pid, signal.SIGCONT)

@@ -22,7 +22,7 @@ def test_conjugate_gradients_solve_the_normal_equations():
         return (a.T @ torch.cat((first, second))).view(1, 3, 4)
 
     # There are 12 unknowns, so 12 steps of conjugate gradients reach the solution with any divisor.
-    # Only the rounding of float32 is left, hence the limit of 1e-3 below.
+    # Only the rounding of float32 is left. So the limit below is 1e-3.
     divisor = 0.5 + torch.rand_like(right)
     d = conjugate_gradients(linear, adjoint, prior, right, divisor, steps=12)
 
