@@ -258,6 +258,7 @@ def test_a_clip_of_a_visitor_is_restored_as_by_the_command_line(page, clip, tmp_
     page.wait(are_both_pictures_new)
 
 
+# `server` is the running app.py.
 @needs_gradio
 def test_a_cancelled_restoration_ends_its_process_and_has_no_results(page, server):
     page.take_demo_clip()

@@ -139,6 +139,7 @@ def assert_unchanged(before, *folders):
 NAMES = list(programs(ROOT))
 
 
+# `home` has the input of the programs: clips, an option file, weights, and curves of a run.
 @pytest.mark.parametrize("name", NAMES)
 def test_no_program_changes_foreign_files_where_it_writes(home, tmp_path, name):
     program = programs(home)[name]

@@ -629,6 +629,7 @@ def end(request):
     return request.param
 
 
+# `root` has three septuplets, as folders and as LMDBs, and a meta file that lists two of them.
 def test_a_listed_septuplet_is_one_sample_and_is_padded_to_eight_frames(root, end):
     dataset = build(root, end=end, pad_sequence=True)
 
@@ -861,6 +862,7 @@ def noise_of(sample):
 EACH_EPOCH = pytest.mark.parametrize("epoch", range(6))
 
 
+# `clean_clips` has two clips of three sharp frames of 48 x 48.
 @EACH_EPOCH
 def test_a_denoising_sample_has_one_level_of_noise_within_the_options(clean_clips, epoch):
     sample = denoising(clean_clips)[(epoch, 0)]

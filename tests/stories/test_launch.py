@@ -1048,6 +1048,7 @@ def test_the_launcher_hands_its_arguments_to_the_program(results_of_launch, coun
     assert f"arguments {started} main_train_vrt.py --opt {SAMPLE_OPTIONS} scale=1 task=a b" in lines
 
 
+# `fake_python` is the environment with the false `python`, which prints its arguments.
 @pytest.mark.parametrize(
     ("given", "passed_on"),
     [

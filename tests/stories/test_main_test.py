@@ -1103,6 +1103,7 @@ def refuse(capfd, arguments, refusal):
     assert exit_code == refusal.exit_code, text
 
 
+# `bad_files` is a folder with files that cannot be used, e.g. broken.mp4.
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.message)
 def test_bad_input_ends_with_one_message(home, bad_files, tmp_path, capfd, refusal):
     clip = home / "clips" / "test2"

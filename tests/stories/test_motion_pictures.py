@@ -66,7 +66,7 @@ def test_the_pictures_of_the_example_frame_are_in_the_folder(joint):
 
 def test_the_colours_show_the_motion(joint):
     # Most pixels move to the right and a little up. The colour of this direction is red with some
-    # violet, in full strength.
+    # violet, in full strength. The limits were chosen by hand.
     red, green, blue = np.median(pictures_in(joint)["motion"].reshape(-1, 3), axis=0)
 
     assert red > 240
@@ -97,6 +97,7 @@ def test_the_caption_says_how_far_the_pixels_go(joint):
     assert full_colour == pytest.approx(12.1, abs=2)
 
 
+# `clip` is the folder of a clip of three frames.
 def test_weights_that_follow_the_motion_show_it_too(clip, tmp_path):
     restore("--weights", "weights/motion.pth", *words_for(clip, tmp_path / "out"))
 

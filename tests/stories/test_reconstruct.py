@@ -122,6 +122,7 @@ def scores_of_test2(tested, method):
     return read_metrics(tested[method])["clips"]["test2"]["per_frame"]
 
 
+# `home` has the three test clips and the option file.
 @pytest.mark.parametrize("method", METHODS)
 def test_frames_equal_frames_that_were_made_by_hand(home, folders_of_methods, method):
     expected = restored_by_hand(home, method).restored

@@ -146,6 +146,8 @@ def assert_same_samples(dataset: Any, expected: Any) -> None:
         assert equal_samples(dataset[(epoch, number)], expected[(epoch, number)])
 
 
+# `clips` is a folder with two training clips, of 4 and 2 frames. `plain_set` reads the files of
+# these clips.
 def test_a_cache_gives_the_same_samples_as_the_files(clips, plain_set, tmp_path):
     backend = add_cache(with_instants(clips), tmp_path / "cache")["io_backend"]
 

@@ -19,7 +19,7 @@ These are some of the columns, for the two clips of six frames of most tests
     planes         number of spike planes of each file
     rows           the different exposures. A row says which planes of which files a frame has. Here
                    all frames have equal exposures, so there is one row, row 0
-    exposures for each frame, the number of its row in `rows`: [0, 0, 0, ...]
+    exposures      the number of the row in `rows` for each frame: [0, 0, 0, ...]
     centers        the plane of the sharp frame, for each row
     folders        text: the folders that were read
     folder_states  two numbers for each folder, by which a later start sees that files were added,
@@ -214,6 +214,7 @@ def all_that_a_clip_holds(clip: Any) -> dict[str, str]:
     return found
 
 
+# `root` has the clips clip0 and clip10, each of six frames with spikes.
 @pytest.mark.parametrize("change_kind", KINDS)
 def test_a_record_gives_the_same_clips_as_the_files(root, change_kind):
     changes = change_kind(root)
@@ -761,6 +762,7 @@ for name, lie in WRONG_COLUMNS.items():
     ALL_WRONG_COLUMNS.append(pytest.param(lie, id=name))
 
 
+# `checked_source` gives a data set of two clips, and the true columns of its record.
 @pytest.mark.parametrize("lie", ALL_WRONG_COLUMNS)
 def test_wrong_columns_are_refused_without_a_look_at_the_files(checked_source, lie):
     source, columns = checked_source

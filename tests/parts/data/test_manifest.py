@@ -116,6 +116,7 @@ def regrouped_root(tmp_path):
     return write_clips(tmp_path / "regrouped", "clip0", first=47, regrouped=True)
 
 
+# `root` has the clips clip0 and clip1, and `regrouped_root` has clip0 in the other layout.
 def test_published_and_regrouped_folders_have_the_same_frames(root, regrouped_root):
     published = build_clips(root).clips[0]
     in_groups = build_clips(regrouped_root, regrouped=True).clips[0]

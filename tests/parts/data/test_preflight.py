@@ -107,6 +107,7 @@ def test_sound_data_are_not_read_again(log_of_check):
     assert second.count("as checked before") == 2
 
 
+# `root` has the training clips clip0 and clip1, and the test clip clip9.
 def test_data_are_read_again_if_options_change(root, log_of_check):
     log_of_check()
 
@@ -362,8 +363,8 @@ def test_spikes_at_another_place_than_the_frame_bring_no_hint_on_light(root, fli
 
 
 # The tests below are about ratios of spikes: the representation "relative" divides the light of a
-# short window of planes by the light of the exposure. The blurry frame must then be the mean of
-# linear light, and each window must be long enough to hold spikes.
+# short window of planes by the light of the exposure. For ratios, the blurry frame must be the mean
+# of linear light, and each window must be long enough to hold spikes.
 
 
 def relative(*half_windows):

@@ -190,6 +190,7 @@ def error_with(home) -> Callable[[str], float]:
     return error
 
 
+# `home` has the training clips a and b, the test clip c, and the true calibration.
 def test_the_channels_equal_the_channels_of_a_camera_behind_the_same_lens(home, error_with):
     # One spike in 48 planes is 0.02. So the mean error must be less than half a spike per pixel.
     # The error is not 0, because the two cameras sample the scene at different places.

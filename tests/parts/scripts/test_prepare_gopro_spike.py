@@ -144,6 +144,7 @@ def correlation(a, b):
 # ---- Clips of raw frames ----
 
 
+# `raw_once` has the three raw clips. No test changes these clips.
 def test_a_dry_run_lists_the_clips_that_would_be_made(raw_once, tmp_path, capsys):
     assert prepare("--source", raw_once, "--out", tmp_path / "out", "--dry-run") == 0
 
@@ -159,6 +160,7 @@ def test_a_dry_run_writes_nothing(raw_once, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+# `raw_root` has the three raw clips, too. A test may change these clips.
 def test_the_raw_frames_stay_as_they_are(raw_root, tmp_path):
     before = read_files(raw_root)
 
@@ -167,6 +169,7 @@ def test_the_raw_frames_stay_as_they_are(raw_root, tmp_path):
     assert read_files(raw_root) == before
 
 
+# `prepared_root` has the clips that the program makes from `raw_once` with its defaults.
 def test_the_check_of_data_finds_no_fault_in_prepared_clips(prepared_root):
     report = check_clips(whole_clips(prepared_root), decode=True)
 

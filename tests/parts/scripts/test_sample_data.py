@@ -286,6 +286,7 @@ def test_ctrl_c_ends_with_one_line_and_leaves_no_half_set(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+# `older_copy` is a set of another version of the script. The script itself now makes a smaller set.
 def test_ctrl_c_while_an_older_set_is_removed_leaves_the_new_one(older_copy, monkeypatch, capsys):
     remove_tree = shutil.rmtree
 
@@ -310,6 +311,7 @@ def test_ctrl_c_while_an_older_set_is_removed_leaves_the_new_one(older_copy, mon
 # ---- An existing set ----
 
 
+# `copy` is a copy of the set, which a test may change.
 def test_an_existing_set_is_not_changed(copy, capsys):
     before = snapshot(copy.parent)
 

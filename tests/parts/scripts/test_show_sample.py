@@ -133,6 +133,7 @@ def test_the_page_loads_nothing_from_outside(shown_sample):
     assert "http" not in shown_sample.page
 
 
+# `home` has the clips and the option file.
 def test_a_test_clip_is_shown_whole(home, tmp_path):
     page = page_of(home, tmp_path / "test.html", "--split", "test", "--index", 0)
 

@@ -148,6 +148,7 @@ def forks(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "executable", str(write_python(tmp_path / "bin" / "python")))
 
 
+# `clip` has frames, spikes and dataset.json.
 @pytest.mark.usefixtures("forks")
 def test_an_option_of_the_page_is_refused_in_the_words_of_the_program(tmp_path, clip):
     # "half_windw" is a typing error. "tfp" is a formula that needs no network.

@@ -217,6 +217,7 @@ def sample_picture(picture: torch.Tensor, positions: torch.Tensor) -> torch.Tens
     return samples
 
 
+# `shifted_cameras` gives the cameras of each of RIGS, with a random motion.
 def test_the_cameras_see_what_their_equations_say(shifted_cameras):
     x = torch.rand(3, *shifted_cameras.view.size)
     grey = torch.rand(1, *shifted_cameras.view.size)
