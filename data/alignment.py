@@ -24,7 +24,7 @@ import numpy as np
 
 from data.alignment_pictures import MiddleFrame, pairs_of_sample, with_mean_of_exposure
 from data.clip_reading import Draw
-from data.disagreement import what_differs
+from data.disagreement import are_inverted, what_differs
 from data.edge_shift import LEAST_CORRELATION, measure
 
 # Largest shift in spike pixels that counts as agreement. A blurry frame may differ more, because
@@ -73,7 +73,8 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     # E.g. 0.5 spike pixels are 1 RGB pixel if a spike pixel has a side of 2 RGB pixels.
     most_spike_pixels = MOST_SHIFT_OF_SHARP if kind == "gt" else MOST_SHIFT_OF_BLURRY
     is_near = distance <= pixel_side * most_spike_pixels
-    is_right = measures.correlation >= LEAST_CORRELATION and is_near
+    has_same_edges = measures.correlation >= LEAST_CORRELATION
+    is_right = has_same_edges and is_near and not are_inverted(pairs, measures)
     if is_right:
         # The distance is in RGB pixels. A very small distance would be printed as 0.0 px, so the
         # text says at least 0.1 px.

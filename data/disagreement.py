@@ -1,11 +1,12 @@
 """Say in words why spikes and frames do not agree, and which options to check.
 
-Three causes are tried one after the other:
+Four causes are tried one after the other:
 
     flipped    the spikes correlate with the frame after a flip
+    inverted   the spikes are dark where the frame is bright
     shifted    the phase correlation is sure of a shift
-    unknown    neither a flip nor a shift is found. E.g. the spikes belong to another frame, the
-               size of the planes is wrong, or the picture has no texture
+    unknown    none of these is found. E.g. the spikes belong to another frame, the size of the
+               planes is wrong, or the picture has no texture
 
 What must stay: the options that a text names, because the user checks them. Free to change: the
 other words.
@@ -18,6 +19,41 @@ from collections.abc import Sequence
 import numpy as np
 
 from data.edge_shift import LEAST_CORRELATION, LEAST_RESPONSE, Measures, Pair, measure
+
+# What the user can do if the files have 0 for a spike. Other files show this text, too.
+INVERT_ADVICE = (
+    "a bit of 1 must mean a spike. Invert a packed file by "
+    "(~numpy.fromfile(FILE, numpy.uint8)).tofile(NEW_FILE), or read the files by a spike source "
+    "that inverts them (docs/extending.md)"
+)
+# The brightness of two pictures must have at most this correlation to count as inverted. On a demo
+# clip, the correlation is 0.97 and more, and with inverted bits -0.93 and less, with the
+# representations relative, tfp, voxel and raw. Spikes of another place reached -0.62.
+INVERTED_CORRELATION = -0.8
+# The same limit if the edges of both pictures are at the same places, which is a second sign that
+# both show the same. Blur weakens the correlation of the brightness. Chosen by hand.
+INVERTED_CORRELATION_IF_EDGES_AGREE = -0.5
+
+
+def are_inverted(pairs: Sequence[Pair], measures: Measures) -> bool:
+    """Return whether the spikes are dark where the frame is bright, in the mean of the pairs.
+
+    Inverted spikes have edges at the same places as the frame, so `measure` does not notice them:
+    it compares how strong the edges are, and not which side is brighter.
+
+    pairs: two pictures of each measured frame. measures: the result of `measure` for them.
+    """
+    correlations = []
+    for pair in pairs:
+        # The correlation of a picture of one colour would be 0 / 0.
+        if pair.spikes.std() == 0 or pair.frame.std() == 0:
+            return False
+        # corrcoef returns a matrix (2, 2) with 1 on its diagonal.
+        correlations.append(np.corrcoef(pair.spikes.ravel(), pair.frame.ravel())[0, 1])
+    limit = INVERTED_CORRELATION
+    if measures.correlation >= LEAST_CORRELATION:
+        limit = INVERTED_CORRELATION_IF_EDGES_AGREE
+    return bool(np.mean(correlations) <= limit)
 
 
 def what_differs(
@@ -36,6 +72,10 @@ def what_differs(
         flipped = _flip_in_words(pairs, measures, pixel_side)
         if flipped:
             return flipped
+
+    # Inverted: tried before a shift, because inverted spikes also look shifted by about a pixel.
+    if are_inverted(pairs, measures):
+        return f"the bits of the spikes seem inverted: {INVERT_ADVICE}"
 
     # Shifted: the phase correlation has a clear peak (a high response), so the shift is sure. A
     # shift that is too small to be named gives "" here.

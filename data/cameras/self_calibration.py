@@ -45,6 +45,7 @@ from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.cameras.spike_source import DatSpikes
 from data.clip import Clip, Exposure
 from data.clips.listed_files import stamp
+from data.disagreement import INVERT_ADVICE
 from data.spike.geometry import Crop
 from utils import utils_dist
 from utils.dist import watchdog
@@ -96,8 +97,21 @@ def calibrate_clips(clips: Sequence[Clip], files: Any) -> list[Clip]:
         clip = clips[clip_index]
         if utils_dist.is_main_process():
             logger.info("spikes of %s, calibration: %s", clip.name, result.sentence())
+            _warn_of_unlikely_values(clip.name, result)
         clips[clip_index] = _calibrated_clip(clip, result)
     return clips
+
+
+def _warn_of_unlikely_values(clip_name: str, result: FitResult) -> None:
+    """Log a warning if the fit found values that no right spikes have. The values stay in use."""
+    # Spikes that are inverted fit as exactly as others, with a negative gain.
+    if result.is_matrix_found and result.gain < 0:
+        logger.warning(
+            "spikes of %s do not show the same as the frames: they are fewer where the frames are "
+            "brighter, so their bits seem inverted: %s",
+            clip_name,
+            INVERT_ADVICE,
+        )
 
 
 # ---- Fitting all clips -------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from data.clip import Clip
 from data.clips.listed_files import LMDB_MARK
 from data.clips.pictures import read_bgr
 from data.clips.source import Problem
+from data.disagreement import INVERT_ADVICE, INVERTED_CORRELATION
 from data.spike import formats
 from data.spike.errors import SpikeFileError
 from data.spike.light_fit import fit_light
@@ -169,14 +170,18 @@ def _correlations(views: Views) -> Correlations:
 
 
 def _wrong_position(correlations: Correlations, is_calibrated: bool) -> list[str]:
-    """Return a warning if the spikes are upside down or do not resemble the frame.
+    """Return a warning if the spikes are inverted, upside down or do not resemble the frame.
 
     is_calibrated: whether a calibration says where the spikes lie on the frame.
     Returns a list of at most one text.
 
-    Test: test_spikes_that_look_upside_down_are_a_warning
+    Tests: test_spikes_that_look_upside_down_are_a_warning,
+    test_spikes_of_inverted_bits_are_a_warning
     """
     as_read, flipped = correlations
+    # Inverted bits make the spikes dark where the frame is bright.
+    if as_read <= INVERTED_CORRELATION and flipped < -as_read:
+        return [f"spikes look inverted: correlation with the frame {as_read:.2f}: {INVERT_ADVICE}"]
     if flipped > LEAST_CORRELATION and flipped > as_read + LEAST_GAIN_OF_FLIP:
         numbers = f"correlation with the frame {as_read:.2f}, flipped {flipped:.2f}"
         return [f"spikes look upside down: {numbers} (spike.flip)"]

@@ -24,6 +24,7 @@ import numpy as np
 from data.clips.pictures import read_bgr
 from data.clips.spike_check import LEAST_CORRELATION
 from data.clips.user_spike_files import check_same_view
+from data.disagreement import INVERT_ADVICE, INVERTED_CORRELATION
 from data.spike import formats
 from data.spike.geometry import SpikeGeometry
 from data.spike.light_fit import fit_light
@@ -188,11 +189,21 @@ def fit_in_words(rates: np.ndarray, grey: np.ndarray) -> str:
     rates: (h, w), spikes per plane. grey: the picture in the same size, in [0, 1].
 
     Tests: test_info_tells_which_light_the_spikes_integrate,
-    test_info_proposes_no_light_by_the_picture_of_another_scene
+    test_info_proposes_no_light_by_the_picture_of_another_scene,
+    test_info_says_that_bits_are_inverted
     """
     upright = correlation(grey, rates)
     flipped = correlation(grey, rates[::-1])  # the rows in reversed order
-    if flipped > upright:
+    # Spikes of inverted bits are dark where the picture is bright: their correlation is negative.
+    # The strongest of the correlations tells what the file holds.
+    lowest = min(upright, flipped)
+    if lowest <= INVERTED_CORRELATION and -lowest > max(upright, flipped):
+        rows = ", and the rows seem upside down" if flipped < upright else ""
+        return (
+            f"the bits seem inverted{rows}: correlation with the picture {upright:.2f}, flipped "
+            f"{flipped:.2f}. Cure: {INVERT_ADVICE}"
+        )
+    if flipped > max(upright, 0.0):
         return (
             f"the rows seem upside down: correlation with the picture {upright:.2f}, "
             f"flipped {flipped:.2f}"

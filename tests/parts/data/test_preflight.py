@@ -325,6 +325,17 @@ def test_spikes_that_look_upside_down_are_a_warning(root, log_of_check):
     assert "as checked before" in second
 
 
+def test_spikes_of_inverted_bits_are_a_warning(root):
+    for path in (root / TRAIN_SPIKES).rglob("*.dat"):
+        inverted = ~np.fromfile(path, np.uint8)
+        inverted.tofile(path)
+
+    warnings = check_clips(data_section(root)).warnings
+
+    assert len(warnings) == 2
+    assert "spikes look inverted" in str(warnings[0])
+
+
 def mirror_spikes(root):
     """Reverse the columns of all spike planes of the training clips."""
     geometry = SpikeGeometry(8, 12)

@@ -18,6 +18,7 @@ finds is only used if its error is small (data/cameras/registration/result.py).
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,22 @@ def test_nothing_is_changed_if_nobody_could_find_how_the_cameras_are_mounted(
     # The line of the log, for "flat": "not sure (the frames explain 0% of the spikes' details,
     # error of the place 2.31 px): nothing is changed".
     assert "not sure (the frames explain" in output
+
+
+def test_inverted_bits_are_a_warning(home, tmp_path, capsys):
+    spikes = home / "spikes" / "inverted"
+    shutil.copytree(home / "spikes" / "aligned", spikes)
+    for path in spikes.rglob("*.dat"):
+        inverted = ~np.fromfile(path, np.uint8)
+        inverted.tofile(path)
+
+    restored_psnr(home, tmp_path / "auto", "aligned", calibration="auto", spikes_of="inverted")
+    shutil.rmtree(spikes)
+
+    # The fit finds the cameras aligned, but the spikes are fewer where the frames are brighter.
+    output = capsys.readouterr().out
+    assert "fewer where the frames are brighter" in output
+    assert "bits seem inverted" in output
 
 
 def test_without_motion_only_the_place_of_a_camera_is_found(home, tmp_path, capsys):

@@ -403,6 +403,24 @@ def test_info_proposes_no_light_by_the_picture_of_another_scene(tmp_path, capsys
     assert "does not resemble the spikes" in output
 
 
+@pytest.mark.parametrize("is_flipped", [False, True], ids=["inverted", "inverted and flipped"])
+def test_info_says_that_bits_are_inverted(tmp_path, capsys, is_flipped):
+    write_scene(tmp_path / "a.dat", h=64, w=64, planes=100)
+    inverted = ~np.fromfile(tmp_path / "a.dat", np.uint8)
+    inverted.tofile(tmp_path / "inverted.dat")
+    values = smooth_light(h=64, w=64)
+    write_grey(tmp_path / "a.png", values[::-1] if is_flipped else values)
+
+    output = output_of_info(
+        capsys, tmp_path / "inverted.dat", "--size", 64, 64, "--picture", tmp_path / "a.png"
+    )
+
+    assert "the bits seem inverted" in output
+    assert "~numpy.fromfile" in output
+    assert ("rows seem upside down" in output) == is_flipped
+    assert '"light"' not in output
+
+
 # ---- convert ----
 
 

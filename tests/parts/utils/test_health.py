@@ -474,6 +474,26 @@ class TestClipsWithStrongBlur:
         assert "They do not agree" in message
 
 
+def invert_files(folder):
+    """Replace each bit of the spike files in a folder: 0 becomes 1, and 1 becomes 0."""
+    for path in folder.rglob("*.dat"):
+        inverted = ~np.fromfile(path, np.uint8)
+        inverted.tofile(path)
+
+
+@pytest.mark.parametrize("representation", [RELATIVE, TFP], ids=["relative", "tfp"])
+@pytest.mark.parametrize("check", [check_of_training, check_of_own_clips])
+def test_inverted_bits_are_named(fast, tmp_path, check, representation):
+    spikes = tmp_path / "train"
+    shutil.copytree(fast / "GOPRO_Large_spike_seq/train", spikes)
+    invert_files(spikes)
+    right = {"type": "dat", "h": PLANE_SIDE, "w": PLANE_SIDE, "center": 20, "gamma": 2.2}
+
+    message = check(fast, spikes, **right, representation=representation)
+
+    assert "bits of the spikes seem inverted" in message
+
+
 def test_the_warning_of_a_training_says_how_to_look_at_a_sample(fast):
     spikes = fast / "GOPRO_Large_spike_seq/train"
     wrong = {"type": "dat", "h": 48, "w": 48, "center": 20, "gamma": 2.2, "flip": False}
@@ -524,6 +544,16 @@ def test_a_wrong_size_of_a_plane_is_named(home, own_spikes, tmp_path, capfd):
     assert "4 of 4 frames do not show the same. clip0/000000" in message
     assert "spike.h and spike.w" in message
     assert f"scripts/spike_tool.py info {own_spikes}/000000.dat" in message
+
+
+def test_inverted_bits_of_own_spikes_are_named(home, own_spikes, tmp_path, capfd):
+    invert_files(own_spikes)
+
+    (message,) = warnings_of_restoring(home, own_spikes, tmp_path / "out", capfd, "tfi", side=48)
+
+    assert "4 of 4 frames do not show the same. clip0/000000" in message
+    assert "bits of the spikes seem inverted: a bit of 1 must mean a spike" in message
+    assert "docs/extending.md" in message
 
 
 # ---- The learning rate at its floor ----
