@@ -1118,6 +1118,7 @@ def test_a_lock_that_another_host_removes_while_a_run_is_at_work_is_made_again(
     path = tmp_path / ".lock"
     with only_run_in(tmp_path, patterns=(), appended=()) as folder:
         folder = not_none(folder)
+        # On NFS, `fstat` fails for an open file that another host has removed.
         path.unlink()
         fstat = os.fstat
 

@@ -151,6 +151,7 @@ def test_options_are_given_as_method_keys(clip, restored_clips, tmp_path):
     ],
 )
 def test_a_wrong_option_is_named(clip, tmp_path, capfd, option, words):
+    # `refusal_message` runs main_test_vrt.py.
     text, code = refusal_message(
         capfd, "--method", "joint", *files_of(clip, tmp_path / "out"), option
     )

@@ -1214,6 +1214,7 @@ def noise_clip(home, tmp_path):
 
 
 def test_a_full_disk_is_reported_in_one_message(noise_clip, tmp_path, capfd):
+    # `small_files` lets no file of this process grow beyond the limit.
     with small_files(limit=1500):
         text, code = refusal_message(capfd, *noise_clip)
 

@@ -174,6 +174,7 @@ def test_broken_spike_pixels_lose_hardly_anything(
 @ODD_CLIP
 def test_a_sky_that_the_rgb_camera_clips_loses_nothing(tmp_path):
     clip = replace(MOVING, rate=0.2).write(tmp_path / "clip")
+    # Change the clip: give it a sky that is four times as bright as the RGB camera can show.
     with_clipped_sky(clip, rate=0.2)
 
     assert gain_on(clip, tmp_path) > -MOST_LOST

@@ -213,6 +213,7 @@ def test_validation_scores_as_the_test_does(tmp_path):
     each_step = ("train.checkpoint_test=1", "train.checkpoint_save=1")
     out = ("--output", str(tmp_path / "out"))
 
+    # `run_odd` trains or tests the small network "odd".
     first = run_odd(options, "train.total_iter=1", *each_step, FLOAT, OVER_FRAMES)
     tested = run_odd(options, *out, FLOAT, OVER_FRAMES, program="test")
 

@@ -166,6 +166,7 @@ def test_another_rate_in_dataset_json_changes_the_digest(root):
 
 
 def test_a_cache_beside_its_files_has_their_digest(root, tmp_path):
+    # `add_cache` makes a cache, and returns the section that reads it.
     values = add_cache(data_section(root, "test"), tmp_path / "cache")
     clips = set_for_testing(values).readers()
 

@@ -38,6 +38,7 @@ def read_clip(folder: Path, rate: float) -> tuple[RecordedClip, Recording, np.nd
 
 
 def test_in_dim_light_both_is_the_mean_of_network_and_dis(tmp_path):
+    # A network that gives the same curve everywhere.
     net = constant_network(CURVE)
     clip, recording, gain = read_clip(tmp_path, rate=0.05)
 

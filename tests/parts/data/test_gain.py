@@ -46,6 +46,7 @@ def test_dead_and_hot_pixels_are_not_trusted(tmp_path):
 def test_a_sky_that_the_rgb_camera_clips_is_not_taken_for_hot_pixels(tmp_path):
     scene = Scene(velocity=(6.0, 0.0), rate=0.2)
     folder = scene.write(tmp_path / "clip")
+    # Change the clip: give it a sky that is four times as bright as the RGB camera can show.
     with_clipped_sky(folder, rate=scene.rate)
 
     gain, is_good = RecordedClip(reader_of(folder), context=None).gain()

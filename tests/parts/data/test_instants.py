@@ -149,6 +149,7 @@ def assert_same_samples(dataset: Any, expected: Any) -> None:
 # `clips` is a folder with two training clips, of 4 and 2 frames. `plain_set` reads the files of
 # these clips.
 def test_a_cache_gives_the_same_samples_as_the_files(clips, plain_set, tmp_path):
+    # `add_cache` makes a cache, and returns the section that reads it.
     backend = add_cache(with_instants(clips), tmp_path / "cache")["io_backend"]
 
     assert_same_samples(build(clips, io_backend=backend), plain_set)
@@ -362,6 +363,7 @@ def test_the_middle_instant_has_the_exact_score_of_the_frame(exact_averages):
 def test_another_number_of_instants_than_the_data_have_is_refused(home, tmp_path, capfd):
     out = tmp_path / "refused"
 
+    # `refusal_message` runs main_test_vrt.py.
     text, code = refusal_message(capfd, *arguments_of_test(home, out, "netG.out_instants=5"))
 
     assert code == DATA_DO_NOT_FIT

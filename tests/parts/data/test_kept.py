@@ -461,7 +461,7 @@ def another_folder(columns: Columns) -> Columns:
 
 
 def a_name_with_a_folder(columns: Columns) -> Columns:
-    names = 12 * ["../x.png"]
+    names = 12 * ["../x.png"]  # two clips of six frames
     return {"lq_names": text(*names)}
 
 
@@ -696,8 +696,8 @@ def a_whole_center_with_a_fraction(columns: Columns) -> Columns:
     return rows | centers
 
 
-# Lies, which are wrong columns of a record. Only the next test uses the lies of WRONG_COLUMNS. It
-# also uses lies of the test test_a_wrong_record_is_not_used (LIES_WITHIN_COLUMNS).
+# More lies. Only the next test uses the lies of WRONG_COLUMNS. The next test also uses some of
+# LIES: the lies that contradict another column, or break a limit (LIES_WITHIN_COLUMNS).
 #
 # The 12 frames have 12 names, 12 sharp frames and 12 spike files. A lie about the files of the two
 # clips keeps the sum, e.g. 2 and 10, so that only the numbers of each clip are wrong.
@@ -1042,6 +1042,7 @@ def test_two_ranks_train_as_before_on_what_one_of_them_has_checked(tmp_path):
     options = write_odd_options(tmp_path)
     changes = ("train.total_iter=2", "datasets.test={}")
 
+    # `run_odd` trains the small network "odd".
     first = run_odd(options, *changes, "task=a", ranks=2)
     second = run_odd(options, *changes, "task=b", ranks=2)
 

@@ -883,6 +883,7 @@ def test_each_root_keeps_its_own_camera(joined_set, clip_name, rate, pixels_of_s
 
 
 def test_batches_of_several_roots_have_one_shape(two_roots):
+    # `resolve_section` adds the defaults to a section.
     values = resolve_section(
         section_of_roots(two_roots, dataloader_batch_size=4, dataloader_num_workers=0)
     )
@@ -1110,6 +1111,7 @@ def test_a_cache_knows_every_root(two_roots, tmp_path):
     values = section_of_roots(two_roots)
     plain = set_for_training(values)
 
+    # `add_cache` makes a cache, and returns the section that reads it.
     in_cache = set_for_training(add_cache(values, tmp_path / "cache"))
 
     for number in range(len(plain)):

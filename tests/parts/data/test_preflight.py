@@ -133,6 +133,7 @@ def test_data_with_problems_are_read_again(root, log_of_check):
 
 
 def test_a_cache_of_files_that_have_changed_since_is_refused(root, log_of_check):
+    # `add_cache` makes a cache, and returns the section that reads it.
     backend = add_cache(data_section(root), root / "cache")["io_backend"]
 
     assert "data train: 2 cached clips" in log_of_check(io_backend=backend)

@@ -56,6 +56,7 @@ def home(tmp_path_factory) -> Path:
     (folder / "spike").mkdir()
     for clip, stream in STREAMS.items():
         path = folder / "spike" / f"{clip}.dat"
+        # Unpack the stream of tests/data/spike to `path`.
         restore_dat(stream.name, path)
         light = read_spikes(path, PLANE).mean(axis=0) / RATE
         grey = np.round(255 * np.clip(light, 0, 1)).astype(np.uint8)

@@ -97,7 +97,7 @@ def test_an_offset_that_explains_hardly_more_than_none_is_not_used():
     # In a fast pan, new parts of the picture enter at the edges. So a time offset does not look
     # exactly like a moved camera. The rounds of the fit find an offset of -1.0 planes with an error
     # of 0.2, although the true offset is 0. This offset is not used, because it explains hardly
-    # more spikes than no offset (DOUBTFUL_OWN_MIDDLE).
+    # more spikes than no offset (DOUBTFUL_OWN_MIDDLE). `cat` gives a photograph with soft edges.
     found = fit(pan(cat(), (0.5, -0.3), frames=3), nominal_matrix(SPIKE, RGB))
 
     assert found.is_applied == NONE

@@ -302,6 +302,7 @@ def check(home, tmp_path, caplog) -> Callable[..., str]:
     caplog.set_level(logging.INFO)
 
     def run(root: Path = home, **spike: Any) -> str:
+        # `resolve_section` adds the defaults to a section.
         datasets = DatasetsOptions(test=resolve_section(camera_section(root, "test", **spike)))
         preflight(datasets, tmp_path / "runs")
         return caplog.text

@@ -537,6 +537,7 @@ def test_wrong_input_is_refused_before_anything_is_written(
 def test_clips_that_do_not_fit_on_the_disk_are_refused_before_anything_is_written(
     raw_once, tmp_path, capsys
 ):
+    # `disk` makes a file system of this size.
     with disk(tmp_path / "disk", "16k") as small_disk:
         code = prepare("--source", raw_once, "--out", small_disk / "out")
 

@@ -80,6 +80,7 @@ def test_a_size_or_a_rate_that_no_camera_has_is_refused(published_stream, tmp_pa
 def published_stream(tmp_path_factory):
     """Give the path of the published stream: its planes 0 and 130 to 170. No test changes it."""
     path = tmp_path_factory.mktemp("published") / "203.dat"
+    # Unpack the stream of tests/data/spike to `path`.
     restore_dat("spikezoo_203_part1_planes_0_130-170", path)
     return path
 
@@ -501,6 +502,7 @@ def test_a_refused_convert_leaves_no_file(
 ):
     (tmp_path / "there.npy").write_bytes(b"of the user")
 
+    # `small_files` lets no file of this process grow beyond the limit.
     with small_files(limit=1000):
         found = run_spike_tool("convert", with_head, tmp_path / output, *WITH_HEAD, *arguments)
 

@@ -145,6 +145,7 @@ def forks(tmp_path, monkeypatch) -> None:
     one restoration begins as it does for a user.
     """
     fork_client_variable()  # starts the fork server, whose address os.environ then has
+    # `write_python` writes a command that runs a script as `python` does, but in a fork.
     monkeypatch.setattr(sys, "executable", str(write_python(tmp_path / "bin" / "python")))
 
 
