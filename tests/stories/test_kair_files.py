@@ -748,9 +748,8 @@ def root_with_a_small_frame(root):
     return root
 
 
-# Opening a data set reads only the size of the first clip, because reading the headers of the
-# 64,612 septuplets of Vimeo-90K would take minutes. So a frame of another size is found when it is
-# read.
+# Vimeo-90K has 64,612 septuplets, and reading all their headers would take minutes. So opening a
+# data set reads only the size of the first clip. A frame of another size is found when it is read.
 def test_a_frame_of_another_size_is_refused_when_it_is_read(root_with_a_small_frame):
     dataset = build(root_with_a_small_frame)
 

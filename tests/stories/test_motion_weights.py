@@ -142,8 +142,9 @@ def test_slides_stay_as_the_operator_restores_them(tmp_path):
 @ODD_CLIP
 def test_a_camera_that_changes_its_exposure_loses_nothing(tmp_path):
     clip = MOVING.write(tmp_path / "clip")
-    # The first and the second frame become darker, as by automatic exposure: their display values
-    # are multiplied by 0.5 and 0.75. The spike camera sees the same light in all frames.
+    # The first and the second frame become darker, as by automatic exposure. The display values of
+    # these frames are multiplied by 0.5 and 0.75. The spike camera sees the same light in all
+    # frames.
     for folder in ("blur", "sharp"):
         for path, factor in zip(files_in(clip / folder), (0.5, 0.75, 1.0), strict=True):
             darker = imread_rgb(path) * factor

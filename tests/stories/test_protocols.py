@@ -95,8 +95,8 @@ def restored_by_hand(home):
     read = [clip.frame(index) for index in range(4)]
     lq = torch.stack([frame["lq"] for frame in read])[None]
     spike = torch.stack([frame["spike"] for frame in read])[None]
-    # The attention windows of the network have 2 frames of 4 x 4 pixels. least_size: the smallest
-    # height and width that the network takes.
+    # window_size: an attention window of the network has 2 frames of 4 x 4 pixels. least_size: the
+    # smallest height and width that the network takes.
     restored = restore_clip(saved.build(), lq, spike, window_size=(2, 4, 4), least_size=(8, 8))
     return restored[0], [frame["gt"] for frame in read]
 

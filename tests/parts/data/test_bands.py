@@ -175,8 +175,9 @@ def test_solving_in_bands_gives_the_solution_of_the_whole_frame(tmp_path):
     in_bands = join_pictures([solved(band) for band in bands], bands)
 
     difference = (in_bands - solved(whole)).abs()
-    # The two solutions are not equal, because the length of a step of the solver follows from sums
-    # over all pixels, and a band has other pixels. A frame is saved in steps of 1/255 = 0.004. The
-    # mean difference is below half a step, and the largest difference is some steps.
+    # The length of a step of the solver follows from sums over all pixels, and a band has other
+    # pixels than the whole frame. So the two solutions are not equal. A frame is saved in steps of
+    # 1/255 = 0.004. The mean difference is below half a step, and the largest difference is some
+    # steps.
     assert difference.mean() < 0.002
     assert difference.max() < 0.03

@@ -71,8 +71,11 @@ def levels_in(item):
     lq = item["lq"][:, 0] * 255 / LQ_RED_OF_LEVEL
     scale = item["gt"].shape[-1] // item["lq"].shape[-1]
     gt = item["gt"][:, 0, ::scale, ::scale] * 255 / GT_RED_OF_LEVEL
-    # Each of the two spike channels is for one half of the planes: the number of spikes of a pixel,
-    # divided by the number of planes in the half. The level is the number of spikes in both halves.
+    # Each of the two spike channels is for one half of the planes:
+    #
+    #     channel = spikes of a pixel in this half / planes of this half
+    #
+    # The level is the number of spikes in both halves.
     planes_of_a_half = PLANES / 2
     spike = item["spike"].sum(1) * planes_of_a_half
     return lq, gt, spike
@@ -495,7 +498,7 @@ def test_the_centre_of_the_data_is_the_plane_of_the_sharp_frame(clips_root):
 
 
 def test_the_centre_may_be_the_middle_of_the_file(clips_root):
-    # A file has 24 planes, so its middle is plane 12, which is gt_plane, too.
+    # A file has 24 planes, so its middle is plane 12. gt_plane is plane 12, too.
     assert torch.equal(spikes_of_test(clips_root, center="file"), spikes_of_test(clips_root))
 
 

@@ -73,9 +73,11 @@ def test_an_interval_counts_in_each_window_by_the_part_that_lies_there():
     stream = np.zeros((12, 1, 1), np.uint8)
     stream[[1, 5, 9]] = 1  # spikes at the times 2, 6 and 10
 
-    # The window of planes 3 and 4 has half of the interval from 2 to 6, which is half a spike in 2
-    # planes. The window of planes 2 to 9 has the intervals 2 to 6 and 6 to 10, which are 2 spikes
-    # in 8 planes.
+    # An interval has the light of one spike:
+    #
+    #     window           intervals in the window       spikes per plane
+    #     planes 3, 4      half of 2 to 6                0.5 / 2
+    #     planes 2 to 9    2 to 6, and 6 to 10           2 / 8
     rates = recording_of(stream, 0, 12).spike_rates([(3, 5), (2, 10)])
 
     assert rates[:, 0, 0] == pytest.approx([0.5 / 2, 2 / 8])

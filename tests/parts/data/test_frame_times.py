@@ -188,7 +188,7 @@ def proposed_table(error: DataError) -> Any:
             [0, 576, 1152, 1920], [0, 640, 1280, 1920, 2560], id="rounded to a coarse unit"
         ),
         # The distances are 1, 2 and 1 units. Here a unit is nearly as long as the mean distance,
-        # 4/3 units. So the difference of one unit is no rounding error: one frame lasts longer.
+        # 4/3 units. So the difference of one unit is no rounding error. One frame lasts longer.
         pytest.param(
             [0, 192, 576, 768], [0, 192, 576, 768, 960], id="in a coarse unit, not rounded"
         ),
@@ -638,8 +638,8 @@ def test_a_folder_without_gaps_shares_its_planes_evenly(tmp_path, names):
 def test_numbers_a_thousand_apart_count_microseconds(tmp_path):
     clip = open_clip(*images_with_spikes(tmp_path, ["10000", "11000", "12000"]))
 
-    # Read as microseconds, the names are 1 ms apart: a film of 1000 frames per second. So no frame
-    # is missing, and the 3 frames share 240 planes.
+    # Read as microseconds, the names are 1 ms apart, as in a film of 1000 frames per second. So no
+    # frame is missing, and the 3 frames share 240 planes.
     assert planes_of_frames(clip) == [(0, 80), (80, 80), (160, 80)]
 
 

@@ -906,10 +906,10 @@ def test_a_folder_that_cannot_be_written_only_prevents_the_record(root, caplog):
 # The system calls that ask for the state of a file. A question mark tells strace that this kernel
 # may not have the call.
 STATES = "?stat,?lstat,fstat,newfstatat,?statx"
-# A program with two arguments. It checks the data in the folder of the first argument, and strace
-# writes the system calls of the check into the file of the second argument. The program starts
-# strace itself, after its imports. If strace ran earlier, it would also write the thousand system
-# calls of the imports, which takes seconds.
+# A program with two arguments: a folder with data, and the path of a file. The program checks the
+# data, and strace writes the system calls of the check into the file. The program starts strace
+# itself, after its imports. If strace ran earlier, it would also write the thousand system calls of
+# the imports, which takes seconds.
 CHECK = """
 import ctypes
 import os

@@ -123,8 +123,8 @@ def test_the_inputs_hardly_depend_on_the_number_of_planes_of_the_exposure():
         assert np.isfinite(of_short).all()
         assert np.abs(of_usual).max() < 5  # most values are about 1 or less
     # INSIDE selects the eleven windows that divide the exposure. The inputs are about 1. The
-    # tolerance is large, because the windows of the short exposure have half the planes, so their
-    # numbers of spikes are rounded more coarsely.
+    # windows of the short exposure have half the planes, so their numbers of spikes are rounded
+    # more coarsely. So the tolerance is large.
     assert np.allclose(usual.pictures[INSIDE], short.pictures[INSIDE], atol=0.3)
     assert np.allclose(usual.scene, short.scene, atol=0.3)
 

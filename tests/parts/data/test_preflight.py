@@ -309,8 +309,8 @@ def test_spikes_that_do_not_look_upside_down_are_no_warning(root, caplog):
 
 
 def test_spikes_that_look_upside_down_are_a_warning(root, log_of_check):
-    # The rows of the files are stored bottom up. dataset.json does not say so, and the options say
-    # that the rows are stored top down. So the spikes look upside down.
+    # The files have the bottom row first. dataset.json does not say so, and the options (flip:
+    # False) say that the files have the top row first. So the spikes look upside down.
     write_info(root, flip=None)
     spike = {"type": "dat", "flip": False}
 

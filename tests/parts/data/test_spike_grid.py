@@ -108,9 +108,9 @@ def test_a_crop_reads_only_what_it_needs(matrix, nearest):
 
     crop = some_grid.window(Augment(20, 36, 8, 8)).crop
 
-    # A crop of 8 x 8 RGB pixels needs about 8 / scale spike pixels per side. The test allows one
-    # more RGB pixel (9 in place of 8) and 4 more spike pixels, because the crop is turned and the
-    # values are interpolated. The last line checks that `needed` is less than the longer side of
+    # A crop of 8 x 8 RGB pixels needs about 8 / scale spike pixels per side. But the crop is
+    # turned, and the values are interpolated. So the test allows one more RGB pixel (9 in place of
+    # 8) and 4 more spike pixels. The last line checks that `needed` is less than the longer side of
     # the plane. If `needed` was larger, a crop that reads the whole plane would pass, too.
     scale = np.sqrt(np.linalg.det(matrix[:2, :2]))  # RGB pixels per spike pixel
     needed = 9 / scale + 4

@@ -780,8 +780,8 @@ def test_rate_with_gamma_scales_what_is_proportional_to_light(name, options):
     assert np.allclose(found, light**TO_DISPLAY)
 
 
-# Raw planes are bits and no light. So the options rate and gamma, which scale light, do not change
-# raw planes.
+# Raw planes are bits and no light. The options rate and gamma scale light. So the two options do
+# not change raw planes.
 def test_rate_with_gamma_leaves_raw_planes_as_they_are():
     spikes = random_planes()
 
@@ -822,7 +822,8 @@ def test_encoding25_keeps_the_spacing_of_its_windows_if_it_is_given(planes):
     found = represent("encoding25", spikes, center=center, num_windows=2, spacing=10)
 
     # The middles are 5 planes before and 5 planes after the centre. A window has 12 planes on each
-    # side of its middle: center - 5 - 12 is its first plane, center - 5 + 12 its last plane.
+    # side of its middle. So the first window has the planes center - 17 to center + 7, and the
+    # second window has the planes center - 7 to center + 17.
     first = spikes[center - 17 : center + 8]
     second = spikes[center - 7 : center + 18]
     assert np.array_equal(found, np.concatenate([first, second]))

@@ -160,8 +160,8 @@ def test_noise_is_no_motion_on_a_plane_of_any_size(plane):
     recording = Recording(np.zeros((*plane, 3), np.float32), stream, begin=0, end=60, sharp=30)
     view = View(plane, plane, to_rgb=np.eye(3), is_display=False)
 
-    # The largest share may be a little more than 0, because among so many pixels, noise may raise
-    # the evidence of a few pixels slightly above the limit of a motion.
+    # The largest share may be a little more than 0. Among so many pixels, noise may raise the
+    # evidence of a few pixels slightly above the limit of a motion.
     assert share_by_change(recording, view, is_good=np.ones(plane, bool)).max() < 0.1
 
 

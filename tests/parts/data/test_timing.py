@@ -49,8 +49,12 @@ PLANE = SpikeGeometry(8, 12)
 FRAMES = 4
 CLIPS = ("a/0", "a/1")
 
-# Representations, i.e. how spikes become channels: the means of 3 parts of the planes (voxel), the
-# mean of 5 planes around the sharp frame (tfp), and the planes around it themselves (raw).
+# Representations, which say how spikes become channels:
+#
+#     VOXEL_OF_3    the means of 3 parts of the planes
+#     TFP_OF_5      the mean of 5 planes around the sharp frame
+#     RAW_OF_5      these 5 planes themselves
+#     RAW_OF_3      3 planes around the sharp frame
 VOXEL_OF_3 = {"type": "voxel", "num_bins": 3}
 TFP_OF_5 = {"type": "tfp", "half_window": 2}
 RAW_OF_5 = {"type": "raw", "window": 5}

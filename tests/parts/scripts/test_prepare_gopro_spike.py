@@ -509,7 +509,7 @@ WRONG_INPUT = [
     ("--source {}/raw --rig dim --rate 0.2", "--rate has no effect with --rig", 2),
     ("--source {}/raw --rig dimm", "ideal, rig, dim, other or random", 2),
     ("--source {}/raw --rig dim,parallaks=0", "argument 'parallaks'", 2),
-    # The RGB camera of "rig" has a rolling shutter: the exposure of its last row begins late, and
+    # The RGB camera of "rig" has a rolling shutter. The exposure of its last row begins late, but
     # must still end within the interval.
     ("--source {}/raw --rig rig,exposure=1", "does not fit into the interval", 2),
     ("--source {}/raw --rig dim --crop 300", "at most --side 288", 2),

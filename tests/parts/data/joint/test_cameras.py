@@ -99,8 +99,9 @@ def shifted_cameras(request) -> MadeCameras:
     )
     shifts = rig.longest * (2 * torch.rand(rig.groups, height, width, 2) - 1)
     recording = dark_exposure(size=rig.size, plane=rig.plane)
-    # With a rolling shutter, the first row is exposed earlier than the middle row by half of
-    # `rolling`, and the last row later by as much. The groups cover the exposures of all rows.
+    # With a rolling shutter, the first row is exposed earlier than the middle row, by half of
+    # `rolling`. The last row is exposed later, by half of `rolling`. The groups cover the exposures
+    # of all rows.
     beyond = PLANES / 2 * rig.rolling  # planes before the exposure of the middle row, and after it
     edges = np.linspace(-beyond, PLANES + beyond, rig.groups + 1)
     shares = torch.from_numpy(exposure_shares(recording, edges, view.delays()))

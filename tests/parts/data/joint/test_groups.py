@@ -57,7 +57,8 @@ def rolling_shares():
     """Give the share (14, 9) of each of 14 groups in the exposure of each of 9 rows.
 
     The middle row is exposed in the planes 20 to 59 of 80 planes. The shutter rolls by 0.4 of the
-    exposure, so the first row is exposed 8 planes earlier, and the last row 8 planes later.
+    exposure, which are 16 planes. So the first row is exposed 8 planes earlier, and the last row is
+    exposed 8 planes later.
     """
     recording = Recording(
         blurry=np.zeros((9, 4, 3), np.float32),
