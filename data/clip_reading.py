@@ -38,6 +38,7 @@ from torch.utils.data import Dataset
 from data.augment import CAMERAS, Augment, CameraDraw
 from data.cameras import spike_grid, spike_source
 from data.cameras.channels_of_frame import read_channels
+from data.cameras.frame_planes import warn_of_overlap
 from data.cameras.self_calibration import calibrate_clips
 from data.clip import Clip
 from data.clip_sources import ClipSources
@@ -125,6 +126,11 @@ class ClipDataset(ClipSources, Dataset):
         """Set `clips`, the clips of all roots, one root after the other, and `first_clips`."""
         clips_of_roots = [self.backend.clips(source) for source in self.sources]
         self.clips: Sequence[Clip] = join_clips(clips_of_roots)
+        # Clips of one form may have other exposures. But spike.exposure is usually wrong for all
+        # clips, and a loop over all clips would be slow (`_warn_uncovered`).
+        for clip in one_of_each_form(self.clips):
+            if clip.spikes:
+                warn_of_overlap(clip.name, clip.exposures)
         # With spike.calibration "auto", the calibration of a clip is estimated from its own frames
         # and spikes. `calibrate_clips` returns as many clips, in the same order, with calibrations.
         if any(is_auto(source) for source in self.sources):

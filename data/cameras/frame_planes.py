@@ -17,6 +17,8 @@ Tests: tests/parts/data/test_timing.py, tests/parts/data/test_spike_source.py
 """
 
 import dataclasses
+import logging
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -26,8 +28,15 @@ from data.cameras.sharp_plane import middle_of_read_planes, sharp_plane
 from data.cameras.spike_source import DatSpikes
 from data.cameras.timing import Span
 from data.clip import Exposure, Piece
+from utils.dist.state import RUN
 from utils.errors import DataError
 from utils.words import are, counted
+
+# Two exposures may share this number of planes without a warning, because start and length of an
+# exposure are rounded to whole planes.
+SHARED_BY_ROUNDING = 1
+
+logger = logging.getLogger(__name__)
 
 
 def exposures_of(
@@ -108,6 +117,40 @@ def _exposure(
         center=plane - span.origin,
         origin=span.origin,
     )
+
+
+def warn_of_overlap(clip: str, exposures: Sequence[Exposure]) -> None:
+    """Warn if the exposure of a frame ends after the exposure of the next frame has begun.
+
+    No camera exposes two frames at once, so a length or a period of spike.exposure is wrong. The
+    planes are read as the user has given them. Only the first such pair of frames is named.
+
+    clip: name of the clip. exposures: the planes of its frames. Every rank may call this function,
+    but only rank 0 writes the warning.
+    """
+    if RUN.launch.rank != 0:
+        return
+    for frame in range(len(exposures) - 1):
+        one = exposures[frame].own
+        following = exposures[frame + 1].own
+        end = one.first + one.count
+        is_before = one.first <= following.first
+        if one.file == following.file and is_before:
+            shared = end - following.first
+            if shared > SHARED_BY_ROUNDING:
+                logger.warning(
+                    "spikes of %s: the exposure of a frame ends after the next one has begun: "
+                    "frame %d has planes %d to %d, frame %d begins at plane %d. No camera does so: "
+                    "check length and period of spike.exposure (both in planes; length is at most "
+                    "period)",
+                    clip,
+                    frame,
+                    one.first,
+                    end - 1,
+                    frame + 1,
+                    following.first,
+                )
+                return
 
 
 def plane_ranges(

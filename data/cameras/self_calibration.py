@@ -37,7 +37,7 @@ import numpy as np
 from data.augment import Augment
 from data.cameras.calibration import Calibration
 from data.cameras.frame_planes import exposures_of
-from data.cameras.registration.fit import fit
+from data.cameras.registration.fit import MOST_OFFSET, fit
 from data.cameras.registration.matrix import nominal_matrix
 from data.cameras.registration.result import FitResult
 from data.cameras.registration.view import View
@@ -70,6 +70,9 @@ FRAMES = 8
 #     the rest    the exposure may be longer, and the shutter may roll (MOST_LENGTH and MOST_ROLL in
 #                 registration/estimate.py), e.g. up to 13 planes for an exposure of 56 planes
 AROUND = 40
+# An offset that is nearer than this number of planes to the end of the search counts as its end.
+# Chosen by hand: the search stops at the end itself.
+END_OF_SEARCH = 0.5
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +114,17 @@ def _warn_of_unlikely_values(clip_name: str, result: FitResult) -> None:
             "brighter, so their bits seem inverted: %s",
             clip_name,
             INVERT_ADVICE,
+        )
+    # The fit searches offsets of at most MOST_OFFSET. If the best offset is the last one searched,
+    # the true offset lies further away, or another number of the exposure is wrong.
+    if result.is_matrix_found and abs(result.offset) > MOST_OFFSET - END_OF_SEARCH:
+        logger.warning(
+            "spikes of %s: the best time offset, %+.1f planes, is the last one searched, so it is "
+            "not sure: check start, length and period of spike.exposure; if the clocks differ by "
+            "more than %g planes, find the time by scripts/calibrate.py --search-planes",
+            clip_name,
+            result.offset,
+            MOST_OFFSET,
         )
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.cameras import spike_source
+from data.cameras.frame_planes import warn_of_overlap
 from data.cameras.self_calibration import calibrate_clips
 from data.cameras.spike_grid import warn_uncovered
 from data.cameras.unknown_planes import UnknownPlanes, error_for_all_clips
@@ -113,6 +114,9 @@ def user_clips(
     if refused:
         raise error_for_all_clips(refused)
 
+    for clip in clips:
+        if clip.spikes:
+            warn_of_overlap(clip.name, clip.exposures)
     # With spike.calibration "auto", `calibrate_clips` estimates where the spike pixels lie on the
     # frames. With other values, `calibrate_clips` changes nothing.
     clips = calibrate_clips(clips, DiskFiles())

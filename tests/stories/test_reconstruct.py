@@ -384,6 +384,36 @@ def test_one_spike_file_gives_a_frame_for_each_of_its_exposures(
     assert "each exposure" not in read_metrics(of_files)["protocol"]["frames"]
 
 
+@pytest.mark.parametrize(
+    ("length", "period", "is_warned"),
+    [
+        pytest.param(24, 32, False, id="with a gap"),
+        pytest.param(32, 32, False, id="without a gap"),
+        pytest.param(33.4, 32.6, False, id="longer by rounding"),
+        pytest.param(34, 28, True, id="longer than the period"),
+    ],
+)
+def test_exposures_that_overlap_are_a_warning(
+    home, folder_of_joined_file, capfd, length, period, is_warned
+):
+    exposure = f'{{"start": 0, "length": {length}, "period": {period}}}'
+    frames = folder_of_joined_file / "frames"
+    frames.mkdir()
+    for path in sorted((home / FRAMES / "test2/blur").iterdir())[:3]:
+        shutil.copy(path, frames)
+
+    restore(
+        *["--method", "exposure", "--input", frames],
+        *["--spike", folder_of_joined_file / "clip.dat", "--spike-size", 16, 16],
+        *["--output", folder_of_joined_file / "out", f"spike.exposure={exposure}"],
+    )
+
+    output = capfd.readouterr().out
+    assert ("ends after the next one has begun" in output) == is_warned
+    if is_warned:
+        assert "frame 0 has planes 0 to 33, frame 1 begins at plane 28" in output
+
+
 def restore_with_tfp(spikes, out, *overrides):
     """Restore frames from spikes of 16 x 16. overrides: additional options."""
     restore(

@@ -184,6 +184,17 @@ def test_inverted_bits_are_a_warning(home, tmp_path, capsys):
     assert "bits seem inverted" in output
 
 
+def test_a_time_at_the_end_of_the_search_is_a_warning(home, tmp_path, capsys):
+    # The spikes are late by 26 planes, and "auto" searches up to 20 planes.
+    write_clip(tmp_path, "late", moving_scene(seed=7), time_offset=26.0)
+
+    restored_psnr(tmp_path, tmp_path / "auto", "late", calibration="auto")
+
+    output = capsys.readouterr().out
+    assert "the best time offset, +20.0 planes, is the last one searched" in output
+    assert "--search-planes" in output
+
+
 def test_without_motion_only_the_place_of_a_camera_is_found(home, tmp_path, capsys):
     # Nothing moves in the scene of "still". Its cameras are moved against one another (MOVED). A
     # still picture shows by how many pixels the cameras are moved. Only motion would show the
