@@ -173,18 +173,57 @@ def _refuse_too_few_planes(spikes: DatSpikes, exposure: Exposure) -> None:
     """
     count = exposure.own.count
     center = exposure.center
+    error = _error_of_trial(spikes, count, center)
+    if error is None:
+        return
+    # A representation raises ValueError if its windows do not fit into the planes.
+    least = _shortest_exposure(spikes)
+    needs = ""
+    advice = "use smaller windows, or another spike.center"
+    if least is not None and least > count:
+        height, width = spikes.geometry.height, spikes.geometry.width
+        needs = f", which needs {least} or more; the planes are read as {height} x {width}"
+        advice = (
+            "check the length of the exposure (seconds x planes per second) and the height and "
+            f"width of a plane; for a training of your own, {advice}"
+        )
+    raise DataError(
+        what=f"{counted(count, 'plane')} {are(count)} too few for spike.representation "
+        f"{spikes.name}{needs}: {error}",
+        where=exposure.own.file,
+        expected=f"planes for {spikes.options} around plane {center:g}",
+        do=advice,
+    ) from error
+
+
+def _error_of_trial(spikes: DatSpikes, count: int, center: float) -> ValueError | None:
+    """Return why the representation cannot be made of so many planes, or None if it can.
+
+    The representation is tried on one pixel without spikes. center: plane of the sharp frame.
+    """
     one_pixel = np.zeros((count, 1, 1), np.uint8)
     try:
         spikes.represent(one_pixel, center, rate=1.0)
     except ValueError as e:
-        # A representation raises ValueError if its windows do not fit into the planes.
-        raise DataError(
-            what=f"{counted(count, 'plane')} {are(count)} too few for spike.representation "
-            f"{spikes.name}: {e}",
-            where=exposure.own.file,
-            expected=f"planes for {spikes.options} around plane {center:g}",
-            do="use smaller windows, or another spike.center",
-        ) from e
+        return e
+    return None
+
+
+# Longest exposure that `_shortest_exposure` tries, in planes. Usual windows need fewer than 100
+# planes. The trials take milliseconds, and only in a start that is refused.
+LONGEST_TRIAL = 300
+
+
+def _shortest_exposure(spikes: DatSpikes) -> int | None:
+    """Return how many planes an exposure needs if the sharp frame is in its middle.
+
+    Returns None if no exposure up to LONGEST_TRIAL planes is long enough.
+    """
+    for count in range(1, LONGEST_TRIAL + 1):
+        middle = (count - 1) / 2
+        if _error_of_trial(spikes, count, middle) is None:
+            return count
+    return None
 
 
 def of_exposure(spikes: DatSpikes, context: int) -> DatSpikes:

@@ -482,6 +482,13 @@ REFUSALS = [
         WRONG_DATA,
         ["exposure", *OPTIONS, "method.half_window=12"],
     ),
+    # 12 planes and one more on each side of plane 14, and plane 0: 28 planes.
+    Refusal(
+        "24 planes are too few for spike.representation exposure, which needs 28 or more; the "
+        "planes are read as 16 x 16",
+        WRONG_DATA,
+        ["exposure", *OPTIONS, "method.half_window=12"],
+    ),
     # Options that only a network has, or that need colours.
     Refusal(
         "--weights, --tile, --flip-seq with --method tfp",

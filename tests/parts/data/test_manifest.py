@@ -567,8 +567,9 @@ FAULTS = {
     "few planes": Fault(
         nothing,
         [
-            "24 planes are too few for spike.representation raw",
-            "do        use smaller windows, or another spike.center",
+            "24 planes are too few for spike.representation raw, which needs 27 or more",
+            "do        check the length of the exposure (seconds x planes per second)",
+            "use smaller windows, or another spike.center",
         ],
         {"spike": RAW_OF_27_PLANES},
     ),
