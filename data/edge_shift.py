@@ -10,8 +10,9 @@ comparison. No test notices another value of BORDER.
 
 Tests: tests/parts/scripts/test_show_sample.py
 
-    test_spikes_that_are_shifted_are_named           notices a stronger blur and a wrong sign
-    test_a_small_shift_beside_a_large_one_is_named   notices another length of the sides
+    test_spikes_that_are_shifted_are_named           notices a stronger blur of the pictures, and a
+                                                     shift with a wrong sign
+    test_a_small_shift_beside_a_large_one_is_named   notices a shift that is not in RGB pixels
 """
 
 from collections.abc import Sequence
@@ -63,7 +64,8 @@ def measure(pairs: Sequence[Pair], pixel_side: int) -> Measures:
     """
     measures_of_frames = [_measure_frame(pair, pixel_side) for pair in pairs]
     fits = [(each.correlation, each.response) for each in measures_of_frames]
-    correlation, response = np.mean(fits, axis=0).tolist()  # over the frames
+    # The mean over the frames: the mean correlation, and the mean response.
+    correlation, response = np.mean(fits, axis=0).tolist()
     # The median of the shifts is taken, because one frame may give a wrong peak far away.
     shifts = [each.shift for each in measures_of_frames]  # (right, down) of each frame
     right, down = np.median(shifts, axis=0).tolist()

@@ -110,6 +110,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--here", nargs="+", help="for this program: measure these in this process")
     args = parser.parse_args(argv)
+    # True if --out names a file that does not exist. Without --out, the value is None, which counts
+    # as False.
     is_out_new = args.out and not args.out.exists()
     if not args.here and not is_out_new:
         parser.error("--out needs a new file")
@@ -166,8 +168,8 @@ def run_in_process(names: list[str], device: str, limit_s: float) -> Iterator[tu
         messages = process.stderr.read().splitlines()
 
     reason = messages[-1] if messages else "no message"
-    # A killed process leaves no message. Either the timer above has killed the process, or the
-    # system has killed it because memory ran out.
+    # A killed process leaves no message. Either the timer above has killed the process after
+    # `limit_s`, or the system has killed it because memory ran out. The exit code is the same.
     if process.returncode == -signal.SIGKILL:
         reason = f"killed, by the limit of {limit_s:.0f} s for all, or because memory ran out"
     for name in unfinished:
@@ -219,7 +221,9 @@ def prepare(
     dtype: "float32" for no autocast, else the dtype of autocast. Only `Setup.clip` uses it.
     checkpoint: whether every block is computed again in the backward pass.
     """
-    options = NAMED["006"]  # arguments of VRT, for the network of the GoPro option files
+    # NAMED (lab/tools.py) has arguments of VRT by name. "006" is the network of the GoPro option
+    # files.
+    options = NAMED["006"]
     size = (6, 192, 192)  # frames, height, width of a training clip in the GoPro option files
     if device == "cpu" or small:
         options = NAMED["small"]

@@ -241,14 +241,18 @@ def graph(device: str) -> dict[str, Any]:
     run_clip = setup.clip
     initial_weights = copy.deepcopy(net.state_dict())
 
+    # `watched_losses` runs GRAPH_STEPS steps. It returns their losses, and the modules that first
+    # gave NaN or Inf. It takes the modules from the flags of its second argument.
+    #
     # Steps without a graph. No module is watched, so `nothing_noted` stays empty.
     optimizer = _adam(net)
     step = _plain_step(net, run_clip, optimizer)
     nothing_noted = FiniteOutputs()
     losses_without, _ = watched_losses(step, nothing_noted)
 
-    # Steps with a graph. After `watch`, each plain step appends to `outputs`. `_capture` empties
-    # `outputs` before it records a step.
+    # Steps with a graph. After `watch`, each module appends a flag to `outputs` whenever it runs.
+    # `_capture` empties `outputs` before it records a step, so that only flags of the graph are
+    # left.
     net.load_state_dict(initial_weights)
     outputs = FiniteOutputs()
     outputs.watch(net)
@@ -287,8 +291,8 @@ def _set_back(
     The tensors are changed in place, because a graph holds the addresses of their memory.
     """
     net.load_state_dict(initial_weights)
-    # The state of a parameter is the means of its gradient and of the square of its gradient, and
-    # the number of steps. All begin with 0.
+    # Adam keeps three tensors for each parameter: the mean of its gradient, the mean of its squared
+    # gradient, and the number of steps. All three begin with 0.
     for state_of_parameter in optimizer.state.values():
         for tensor in state_of_parameter.values():
             tensor.zero_()
@@ -322,7 +326,9 @@ def _capture(
     The function always returns the same tensor, which holds the loss of the last replay.
     """
     # The documentation of torch.cuda.graph asks for a few steps on another stream first. The steps
-    # make constant tensors, compile kernels, and allocate the state of the optimizer.
+    # make constant tensors, compile kernels, and allocate the state of the optimizer. The two calls
+    # of `wait_stream` keep the order: the new stream waits until earlier work is done, and later
+    # work waits until the new stream is done.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -48,8 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
 
     # The page is before + BEGIN + section + END + after. Replace the section. The page must have
-    # both marks. Without END, the text after BEGIN would be lost. Without BEGIN, the section would
-    # be added at the end of the page.
+    # both marks, which is not checked here. Without END, the text after BEGIN would be lost.
+    # Without BEGIN, the section would be added at the end of the page.
     old_page = PAGE.read_text(encoding="utf-8")
     before, _, rest = old_page.partition(BEGIN)
     _, _, after = rest.partition(END)

@@ -83,7 +83,8 @@ Scores = dict[str, dict[str, float]]
 def main(argv: Sequence[str]) -> int:
     """Make the clips, restore them along both motions, write the scores, and print the table.
 
-    Returns the exit code 0. If a program that makes clips fails, this program ends, too.
+    Returns the exit code 0. scripts/prepare_gopro_spike.py makes the clips, in its own process. If
+    it fails, this program ends, too.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -98,9 +99,9 @@ def main(argv: Sequence[str]) -> int:
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
 
-    # A folder with links to the photographs. The clips are made from the photographs. The
-    # photographs are in Python packages. The first argument is the folder of the videos. "photos"
-    # reads no videos, so any folder can be given.
+    # Make a folder with links to the photographs, from which the clips are made. The photographs
+    # are files of installed Python packages. The first argument would be the folder of videos. The
+    # part "photos" reads no videos, so `out` stands in for this folder.
     sources = link_sources_of_part(out, out / "sources", "photos")
     scores_of_conditions: dict[str, Scores] = {}
     for condition in args.conditions:
@@ -135,7 +136,8 @@ class TrueMotion:
         `view` and `gain` are not used here, but each finder gets them.
         """
         # The sharp frame is the light of the middle plane of its interval. E.g. with 88 planes, the
-        # sharp planes of the frames 0, 1, 2 are 44, 132, 220.
+        # sharp planes of the frames 0, 1, 2 are 44, 132, 220. `frame_of` gives the number of the
+        # frame, and `shifts_at` its true shifts (H, W, 2) at a time.
         sharp_plane = self.frame_of(recording) * self.planes + self.planes // 2
         # Times in planes after the sharp instant, in rising order. A `Motion` must also have the
         # sharp instant itself, time 0.

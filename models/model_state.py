@@ -294,7 +294,7 @@ class ModelState:
 
     def weights_hash(self) -> str:
         """Return the hash of netG's weights, 12 hex digits. Ranks compare it."""
-        return weights_hash(self.netG)
+        return weights_hash(self.netG)  # the function at the end of this file
 
     def parameter_count(self) -> int:
         """Return the number of netG's parameters, trained or frozen."""
@@ -335,6 +335,7 @@ def weights_hash(net: nn.Module) -> str:
     for name, tensor in unwrap_ddp(net).state_dict().items():
         digest.update(name.encode())
         flat = tensor.detach().cpu().contiguous().view(-1)
+        # Take the numbers as bytes, because NumPy does not know bfloat16.
         as_bytes = flat.view(torch.uint8)
         digest.update(as_bytes.numpy())
     return digest.hexdigest()[:12]

@@ -49,8 +49,8 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
     # lower limit of the type Length. Such a default is allowed, because pydantic does not check
     # defaults.
     length: Length = 0.0
-    # A period of 0 is refused by the lower limit of Length, 0.5, because `frames_in` divides by the
-    # period.
+    # `frames_in` divides by the period if there are no rows. The period in an option is never 0,
+    # because pydantic refuses values of an option below 0.5.
     period: Length = 0.0
     # (start, length) of each frame.
     rows: Annotated[tuple[tuple[Start, Length], ...], Field(min_length=1)] = ()
@@ -90,7 +90,7 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
         # frame, it would take long for a file of a billion planes.)
         first, count = self.planes_of(0, offset)
         planes_after_first = planes - first - count
-        frames = max(int(planes_after_first / self.period), 1)
+        frames = max(int(planes_after_first / self.period), 1)  # in the example 3
         # Then add frames as long as the next exposure ends within the file. The next frame has the
         # number `frames`, because frames are counted from 0. In the example frame 3 is added, and
         # frame 4 is not. There may be more frames to add, because starts are rounded.

@@ -23,7 +23,8 @@ from utils.name_order import are_values
 
 # If neighbouring numbers usually differ by at least this number, they are times in microseconds or
 # nanoseconds, not numbers of frames. E.g. at 1000 frames per second, two frames are 1000
-# microseconds apart. With a different number, test_numbers_a_thousand_apart_count_microseconds or
+# microseconds apart. (`usual_of` gives the most frequent difference.) With a different number,
+# test_numbers_a_thousand_apart_count_microseconds or
 # test_numbers_less_than_a_thousand_apart_count_frames fails.
 LEAST_STAMP = 1000
 
@@ -80,8 +81,9 @@ def _numbers(stems: Sequence[str]) -> tuple[Fraction, ...] | None:
     The names are numbers ("12" or "432.1"), or texts with a number, in which only the number
     differs ("a_12", "a_13").
     """
-    # `are_values` is true for further forms of numbers, e.g. -1, 0, 1 or 1e-3, 2e-4. Files with
-    # such names are sorted by value.
+    # `are_values` is true if names are numbers whose digits alone do not tell the order: numbers
+    # with and without a minus (-1, 0, 1), with exponents (1e-3, 2e-4), or with decimals of
+    # different lengths (432.1, 432.033333). Files with such names are sorted by value.
     are_numbers = all(_DECIMAL.fullmatch(stem) or stem.isdecimal() for stem in stems)
     if are_values(stems) or are_numbers:
         return tuple(Fraction(stem) for stem in stems)
@@ -119,8 +121,8 @@ def _have_doubtful_order(stems: Sequence[str]) -> bool:
     if len(texts) > 1:
         return False
     values = [Fraction(number) for number in numbers]
-    # `are_values`: the numbers have decimals of different lengths, so the digits alone do not tell
-    # the order.
+    # If `are_values` is true, the digits alone do not tell the order (see `_numbers`). Then the
+    # order of `stems` is doubtful if the values do not rise in this order.
     return are_values(numbers) and values != sorted(values)
 
 

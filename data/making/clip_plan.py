@@ -221,15 +221,15 @@ def _refuse_other_folders(clip: str, existing: list[Path], record: dict[str, Any
 
 
 def _differences(folder: Path, record: dict[str, Any]) -> list[str]:
-    """Return the keys of a record whose values differ in the made.json of a folder.
+    """Compare a record with the made.json of a folder. Return the keys with different values.
 
     If made.json cannot be compared, the result is one text that says so.
     """
     try:
         made = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         return [key for key in record if made[key] != record[key]]
-    # The file is missing or is not JSON, or the JSON lacks a key or is not an object.
     except (OSError, ValueError, KeyError, TypeError):
+        # The file is missing or is not JSON, or the JSON lacks a key or is not an object.
         return [f"there is no usable {RECORD}"]
 
 

@@ -95,6 +95,7 @@ def _expose(frames: FrameSource, numbers: range, gamma: float, written: set[int]
     """
     # Linear light of each display value 0 ... 255, as float32.
     curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, gamma)
+    # Both sums begin with a single number, and have the shape (H, W, 3) after the first addition.
     display_sum = np.float32(0.0)
     light_sum = np.float32(0.0)
     raw_frames = {}
@@ -117,6 +118,9 @@ def _expose(frames: FrameSource, numbers: range, gamma: float, written: set[int]
 
 def _instant_indexes(average: int, instants: int) -> list[int]:
     """Return the raw frame of each instant, as its index in the exposure.
+
+    The instants are average / K raw frames apart, and the middle instant is the middle raw frame.
+    Each index is rounded to a whole number:
 
         index(k) = average // 2 + round((k - K // 2) * average / K),   k = 0 ... K - 1
 

@@ -89,9 +89,12 @@ def _on_frame(
     """Turn the curves of spike pixels into the motion of RGB pixels.
 
     recording: it gives the times of the motion. view: where the spike pixels lie on the frame.
+    A spike pixel moves by q(tau) = c_1 tau + c_2 tau^2 + c_3 tau^3. There is no constant term,
+    because q is 0 at the sharp instant, tau = 0.
+
     coefficients: (6, h, w) in spike pixels: x and y of c_1, then of c_2, then of c_3.
-    log_error: (h, w), the logarithm of the expected error of q in spike pixels, where the error is
-    the mean over the exposure.
+    log_error: (h, w), the logarithm of an error in spike pixels. The error is the expected error of
+    q, as the mean over the exposure.
 
     If shifts stay in spike pixels, test_a_curve_becomes_shifts_in_pixels_of_the_frame fails. With
     another error, test_the_expected_error_grows_with_the_time_from_the_middle fails.
@@ -104,6 +107,7 @@ def _on_frame(
     mean_error = error_on_plane * np.float32(np.sqrt(view.pixel_area))  # (H, W) in RGB pixels
 
     times = sorted({0.0, *motion_times(recording)})  # each time once, also if 0 is among them
+    # `mapped` multiplies points by a matrix, here from the spike plane to the RGB frame.
     without_motion = mapped(view.to_rgb, on_plane)
     shifts = []  # (H, W, 2) in RGB pixels, for each time
     errors = []  # (H, W) in RGB pixels, for each time

@@ -38,17 +38,18 @@ from data.spike.pictures import LUMA, to_linear
 # Light is dim if a pixel of median light has fewer than DIM_SPIKES spikes in an exposure. In dim
 # light,
 #
-#     finder "both"        the network finds a motion, too (finder.py, which has the measurements)
-#     optical flow         no search is quick (flow.py)
-#     curves of a motion   the shake of the camera is not added to them (curves.py)
-#     joint/groups.py      makes fewer groups of planes
+#     finder "both"        The network finds a motion, too, and the mean of its motion and the
+#                          motion of optical flow is used (finder.py, which has the measurements).
+#     optical flow         All searches take the slower, more exact settings (flow.py).
+#     curves of a motion   The shake of the camera is not added to them (curves.py).
+#     joint/groups.py      It makes fewer groups of planes.
 DIM_SPIKES = 5.0
 # The pictures for optical flow are noisy if a pixel of median light has fewer than NOISY_SPIKES
 # spikes in an exposure. A picture may be made of a ninth of the exposure (the shortest window), so
 # in a pixel of median light it has fewer than 18 / 9 = 2 spikes. If the pictures are noisy,
 #
-#     optical flow         compares larger squares, and expects larger errors (flow.py)
-#     spike_pictures.py    reads each picture only from its own planes
+#     optical flow         It compares larger squares, and expects larger errors (flow.py).
+#     spike_pictures.py    It reads each picture only from its own planes.
 #
 # No test guards this value, because test_flow.py also passes with 0. Before you change the value,
 # measure the effect (docs/benchmarks/quality_details.md, "Its constants").
@@ -92,7 +93,8 @@ def integrated(frame: np.ndarray, is_display: bool) -> np.ndarray:
     """Return what a spike camera integrates of a frame: its luma (H, W).
 
     frame: (H, W, 3), display values in [0, 1]. is_display: True if the camera integrates the luma
-    of display values. False if it integrates the luma of their light.
+    of display values, e.g. the simulated camera "other" in data/cameras/rig_values.py. False if it
+    integrates the luma of their light.
     """
     colours = frame if is_display else to_linear(frame)
     return colours @ LUMA

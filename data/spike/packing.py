@@ -36,6 +36,7 @@ def unpack_raster(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np
     line_bits = geometry.line_width
     # The crop has the stored rows `row` ... `end_row` - 1. If the lowest row of the image is stored
     # first, stored row 0 is the lowest row: the rows 0 and 1 of 250 rows are stored as 249 and 248.
+    # So a crop of the rows 0 and 1 (bottom = 2) begins at stored row 250 - 2 = 248.
     row = crop.top
     if geometry.flipud:
         row = geometry.height - crop.bottom
@@ -92,16 +93,17 @@ def _bytes_of(bits: int) -> int:
 def pack(spikes: np.ndarray, geometry: SpikeGeometry) -> np.ndarray:
     """Turn spikes (T, H, W) in {0, 1} into packed planes (T, plane_bytes) uint8, as in a `.dat`.
 
-    `unpack_raster` with a crop of the whole plane is the inverse. The layout must be "raster",
-    because files of an SPS100 are only read.
+    `unpack_raster` with a crop of the whole plane is the inverse. The caller must give a geometry
+    with the layout "raster", because this function does not check the layout. (Files of the other
+    layout, "sps100", are only read, not written.)
 
     Test: test_packed_bytes_follow_the_definition
     """
     check_shape(spikes, geometry)
     rows = spikes[:, ::-1] if geometry.flipud else spikes
     if geometry.head_columns:
-        # In spite of their name, head columns are at the right end of a line. Zeros are written
-        # there.
+        # Head columns are bits of a line that belong to no pixel. In spite of their name, they are
+        # at the right end of the line. Zeros are written there.
         zeros_at_right = (0, geometry.head_columns)
         rows = np.pad(rows, ((0, 0), (0, 0), zeros_at_right))  # (T, H, line width)
     # `plane_bytes` raises an error if the bits of a plane do not fill whole bytes.

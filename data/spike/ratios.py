@@ -129,8 +129,9 @@ def _ratio(light: np.ndarray, reference: np.ndarray) -> np.ndarray:
 SPIKES_OF_HALF_CONFIDENCE = 4.0
 
 
-# `Representation` (registry.py) explains the arguments. The function takes context, i.e. planes
-# before and after the exposure, because intervals may reach beyond the exposure.
+# `Representation` (registry.py) explains the arguments. An interval is the time between two spikes
+# of a pixel. The first interval of an exposure often begins before the exposure, and the last one
+# often ends after it. So the function also takes context: planes before and after the exposure.
 @representation(
     "relative",
     proportional=False,
@@ -164,7 +165,8 @@ def relative(
     channel. The channel is 1 for a pixel without spikes, and for a pixel if one interval covers the
     whole exposure.
     """
-    # The exposure has as many planes before the center as after it. Plane 0 is not used.
+    # The exposure has as many planes before the center as after it. Plane 0 is not used, because a
+    # part of its light was collected before the stream began.
     most_planes = min(center - 1, len(stream) - 1 - center)
     if half_exposure is None:
         half_exposure = most_planes
@@ -182,10 +184,15 @@ def relative(
     exposure = (first, first + planes)
     windows += _equal_parts(first, planes, num_bins)
 
-    # The sums of the light over the exposure and over each window, (h, w). The sum over the
-    # exposure is its number of spikes, with fractions of the intervals at both ends.
+    # `window_light` returns the sum of the light over the exposure, and then the sum over each
+    # window, (h, w). The light of an interval is 1, as much as makes a spike. So the sum over the
+    # exposure is about its number of spikes. The sum need not be whole: if a part of an interval
+    # lies in the exposure, only this part is counted, e.g. 1/4.
     spikes, *lights_of_windows = window_light(stream, [exposure, *windows])
     mean_of_exposure = spikes / planes
+    # In two cases all ratios of a pixel are 1, so each estimate is the blurry frame. A pixel
+    # without spikes tells nothing about changes. If one interval covers the whole exposure, each
+    # plane has the same light.
     ratios = []
     for light, (start, stop) in zip(lights_of_windows, windows, strict=True):
         mean_of_window = light / (stop - start)

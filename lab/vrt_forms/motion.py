@@ -82,7 +82,9 @@ class MotionForm(Form):
                 # `record_sample` draws the flaws of the cameras. `record_sample` gets the same seed
                 # in each light, so that the cameras differ only in their rate.
                 rng_of_flaws = np.random.default_rng((TEST_SEED, scene_index))
-                rate = NAMED[light]["rate"]  # spikes per plane at full light
+                # NAMED has the cameras by name (data/cameras/rig_values.py), and each of LIGHTS is
+                # the name of a camera. The rate is in spikes per plane at full light.
+                rate = NAMED[light]["rate"]
                 sample = record_sample(rng_of_flaws, scene, rate)
                 self.tests[light].append(batch_of([sample]))
 
@@ -96,10 +98,19 @@ class MotionForm(Form):
         return AttentionMotionNet() if arm == ATTENTION else MotionNet()
 
     def loss(self, net: nn.Module, rng: np.random.Generator) -> Tensor:
-        """Draw a batch of samples, mirror it at random, and return the loss of the shifts."""
+        """Draw a batch of samples, turn it at random, and return the loss of the shifts.
+
+        To turn a batch is to mirror its pictures, or to exchange their rows and columns.
+        """
         assert isinstance(net, MotionNet)
         indices = rng.integers(0, len(self.samples), MOTION_BATCH)
         batch = turn_at_random(batch_of([self.samples[index] for index in indices]), rng)
+        # A `Batch` (lab/motion_net/batches.py) holds three tensors of its B samples:
+        #
+        #     pictures    light and number of spikes in each of 15 windows of time
+        #     scenes      brightness and contrast of the blurry frame around each pixel
+        #     shifts      the true x and y of each pixel, at each time within the exposure
+        #
         # `found` has the curves of each level: how each pixel moves during the exposure.
         # net.tau[INSIDE] has the times within the exposure at which the true shifts are known.
         found = net(batch.pictures, batch.scenes, MOTION_LEVELS)

@@ -1,6 +1,6 @@
 """The fusion operator "exposure": mixes the blurry frame with estimates of the sharp frame.
 
-`ExposureFusion.on_input` takes some frames at a time, and `mixture` restores them:
+`ExposureFusion.on_input` takes some frames at a time, and its method `mixture` restores them:
 
     colour_changes   how much each colour changes if luma doubles, fitted to the blurry frame
     estimates        a sharp frame for each ratio, i.e. for each spike channel with the brightness
@@ -11,8 +11,8 @@ Shapes: N frames, S spike channels, H x W pixels. The class explains the method.
 
 What must stay:
 
-* The names of modules, and the order of the channels of `pictures` and `inputs` in `mixture`,
-  because trained weights depend on both.
+* The names of modules, and the order of channels in the conv net's input and output, because
+  trained weights depend on both. (In the method `mixture`: the arrays `inputs` and `pictures`.)
   (test_shipped_weights_hold_their_network_and_restore_in_float32)
 * The order of sums in training. (test_exact_step.py)
 
@@ -30,7 +30,8 @@ from models.vrt.forms import in_cpu_form
 from utils.errors import OptionError
 from utils.options.section import Positive
 
-# Weights of R, G and B in the luma (Rec. 601), about what a grey sensor sees of the colours.
+# Luma is the brightness of a pixel without its colour: 0.299 R + 0.587 G + 0.114 B (Rec. 601). A
+# grey sensor gives red, green and blue about these weights.
 LUMA = (0.299, 0.587, 0.114)
 # If the variance of luma in a window is below VARIANCE_OF_FLAT_WINDOW, the window counts as flat,
 # i.e. only noise changes its luma. The unit is squared display values. The root is 0.017, about 4
@@ -109,7 +110,8 @@ class ExposureFusion(ImageFusion):
                 expected="a ratio for each and a confidence, as the representation relative gives",
                 do=f"set spike.representation to relative, or correct {key}",
             )
-        pictures = 1 + estimate_count  # the blurry frame and the estimates, 3 colours each
+        # Here `pictures` is a number: the blurry frame and the estimates, 3 colours each.
+        pictures = 1 + estimate_count
         # The conv net gets all pictures and all spike channels, e.g. 3 * 9 + 9 = 36 channels.
         super().__init__(base, 3 * pictures + spike_channels, features, layers)
         self.spike_channels = spike_channels

@@ -29,8 +29,9 @@ class Tape:
     # In the backward pass: an iterator over the recorded results. None if nothing was recorded.
     # Without recorded results, the attention is computed again.
     playback: Iterator[Tensor] | None = None
-    # The sum of bias and mask that is added to the logits, for each mask. Windows with the same
-    # mask share one tensor. attention/cpu.py makes the keys.
+    # Key of a mask -> sum of bias and mask. The attention adds this sum to its logits. Windows with
+    # the same mask share one tensor. A key is (whether there is no bias, address of the mask in
+    # memory), e.g. (False, 140234). attention/cpu.py makes the keys.
     offsets: dict[Any, Tensor | None] = field(default_factory=dict)
 
 

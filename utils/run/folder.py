@@ -134,8 +134,9 @@ class RunFolder:
             (self.path / MARK).touch()
         self.lock.close()
         self.lock = _take_lock(lock)
+        # If the log cannot be written, `best_effort` logs a warning, and the run goes on.
         with best_effort("the log"):
-            reopen_removed_logs()
+            reopen_removed_logs()  # makes the files of the log again if they were removed
         logger.warning("%s was removed while the run was at work: the run has made it again", lock)
         if was_folder_removed:
             logger.warning(
@@ -159,8 +160,9 @@ def only_run_in(
     appended: names of the files to which a run appends. They must not be links, because a run would
         then write into a file elsewhere.
 
-    Raises OptionError in two cases: another process has the lock, or the folder has a file with a
-    name of `patterns` that no run made. Raises DataError if a file of `appended` is a link.
+    Raises OptionError in two cases: another process has the lock, or the folder has a file that
+    fits a pattern of `patterns`, but no run of this program made the folder. Raises DataError if a
+    file of `appended` is a link.
     """
     locked_folder = None
     # Only rank 0 does the work. If it raises an error, all ranks end.
@@ -219,7 +221,7 @@ def log_links(folder: Path) -> None:
 
 
 def _stat_of(file: BinaryIO) -> os.stat_result | None:
-    """Return the status of an open file, which has its number on the disk.
+    """Return the status of an open file. It has the inode, the file's number on its disk.
 
     Returns None if another host has removed the file. NFS then gives ESTALE (stale file handle).
     """

@@ -72,6 +72,8 @@ def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) 
     estimate.explained = explanation.explained
     equations = normal_equations(estimate, views, explanation)
     noise = shared_noise(explanation, sigma, views[0].stride)
+    # A `Middle` (times.py) says whether this round fits the middle of the exposure, and by how many
+    # pixels the camera moves if the middle is wrong by one plane.
     middle = NO_MIDDLE
     if estimate.fits_times:
         middle = middle_of(estimate, equations)
@@ -94,6 +96,12 @@ def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) 
     return np.concatenate((change, step[TIME_COLUMNS]))
 
 
+# Two unknowns have two names each, because their units and zero points differ:
+#
+#     unknown    kept in the estimate as
+#     middle     offset: the middle minus its nominal value, in planes
+#     length     share: the length divided by its nominal value, a fraction
+#
 # Standard deviations of the priors of the times, chosen by hand. With larger values, a clip with
 # little motion would give times that are mostly noise. With smaller values, a clip with motion
 # could not change the times enough.
@@ -101,15 +109,17 @@ SPREAD_OFFSET = 15.0  # in planes
 SPREAD_SHARE = 0.3  # a fraction of the planes of the exposure
 SPREAD_ROLL = 0.1  # a fraction of the planes of the exposure, from the middle row to the bottom row
 # Keeps a value at its nominal value (the value in the files). The weight of the value's prior is
-# this many times the weight that the data give the value (the diagonal element of H). So the data
-# change the value by about 1e-9 of their own step. Chosen by hand.
+# this many times the weight that the data give the value (the diagonal element of H). So the value
+# moves only by about 1e-9 of the step that it would make without the prior. Chosen by hand.
 KEEPING_WEIGHT = 1e9
 
 
 def _set_time_errors(
     estimate: Estimate, middle: Middle, equations: NormalEquations, A: np.ndarray
 ) -> None:
-    """Set the errors of the times, and the error of the matrix that an error of the offset causes.
+    """Set the errors of the times, and `error_by_offset`.
+
+    `error_by_offset` says how wrong the matrix is, in pixels, if the offset is wrong by its error.
 
     middle: result of `middle_of` (times.py). A: H + P, (k, k).
     """

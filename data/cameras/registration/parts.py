@@ -31,11 +31,14 @@ gives d = 0.1. After this shift, all three residuals are 0: r + r_0 d = (0, 0, 0
 
 np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind the
 arrow. Here v is the view, t the part, and i and j are directions (0 right, 1 down). In a shape, v
-and t are the numbers of views and parts. Do not replace an einsum by a product `@`. The product may
-sum in another order, which changes the last bit of a result.
+and t are the numbers of views and parts. E.g. np.einsum("vtij,tj->vti", H, shifts) is, for each
+view v, part t and direction i, the sum over j of H[v, t, i, j] * shifts[t, j].
 
-What must stay: PARTS, the limits of a usable part, and the bits of each result (fit.py says why and
-how to check them).
+Do not replace an einsum by a product `@`. The product may sum in another order, which changes the
+last bit of a result.
+
+What must stay: PARTS, the limits of a usable part, and every bit of each result. fit.py says why
+the bits must stay, and how to check them.
 
 Tests: tests/parts/data/test_registration_parts.py tries the limits. lab/calibration_trials.py
 prints how well the computed errors agree with the true errors.
@@ -63,8 +66,8 @@ class PartEquations(NamedTuple):
     # residuals, w their weights, and r_i the derivatives of r by a shift right (0) or down (1).
     H: np.ndarray  # (v, t, 2, 2)
     g: np.ndarray  # (v, t, 2)
-    # (t, 3): sums over the compared pixels (x, y, 1) of a part, in all views together. So the last
-    # sum is the number of these pixels.
+    # (t, 3): three sums over the compared pixels of a part, in all views together. The sum of x,
+    # the sum of y, and the sum of 1, which is the number of these pixels.
     sums_of_x_y_1: np.ndarray
 
     @property
@@ -125,6 +128,9 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
 
 def _set_errors(estimate: Estimate, joint: JointChange) -> None:
     """Set matrix_error and remaining_shifts, both in pixels of the binned frame.
+
+    In a large frame, 2 x 2 or 3 x 3 pixels are joined to one (fit.py). The result is the binned
+    frame.
 
     Coordinates of the plane go from -1 to 1, so the unit is half a side of the plane.
 
