@@ -33,7 +33,8 @@ def write_for_ever(folder: Path, acknowledge: int) -> None:
     while True:
         step += 1
         state = {"step": step, "weights": torch.full((FLOATS,), float(step))}
-        # keep is 0 or 1 in turn, so that a kill can come in both kinds of saves.
+        # keep is 1 and 0 in turn, so that a kill can come in both kinds of saves. With 0, the new
+        # file takes the place of the old file. With 1, the old file is kept under another name.
         checkpoint.save(state, folder / "checkpoint_latest.pth", keep=step % 2)
         os.write(acknowledge, b".")
 
@@ -46,7 +47,8 @@ def kill_while_saving(trials: int) -> dict[str, Any]:
     lost: trials after which the loaded checkpoint was older than the last save that had returned,
         or had another content.
     """
-    # The writers are forked, and a fork has one thread. So no pool of threads may exist.
+    # The writers are forked. A fork copies only the thread that forks, so the threads of a pool
+    # would be missing in the writer. With one thread, torch makes no pool.
     torch.set_num_threads(1)
     rng = random.Random(0)
     unreadable = 0
@@ -78,6 +80,8 @@ def saves_until_killed(folder: Path, rng: random.Random) -> int:
     receive, acknowledge = os.pipe()
     writer = os.fork()
     if writer == 0:
+        # This is the writer. It never returns: if it raised an error, it would go on as a second
+        # copy of this program.
         write_for_ever(folder, acknowledge)
     os.close(acknowledge)
     acknowledged = len(os.read(receive, 1))  # waits for the first save

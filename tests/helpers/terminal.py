@@ -24,7 +24,8 @@ SIZE = (50, 200)
 # Longest time, in seconds, to read the last output after the end of the script. Without this limit,
 # a process that the script has started in another session could keep the terminal open forever.
 LAST_S = 10.0
-# Matches one part of what a script writes:
+# Matches one part of what a script writes. A control sequence begins with the character ESC (\x1b)
+# and "[". Then come a number (group 1), which may be missing, and a letter (group 2):
 #
 #     part        what it is                    group 1   group 2
 #     "\x1b[2A"   control sequence: 2 rows up   "2"       "A"
@@ -54,7 +55,7 @@ def run_in_terminal(
     # The two ends of the terminal: this process reads what the script writes.
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
-    parts: list[bytes] = []  # of what the script writes
+    parts: list[bytes] = []  # what the script writes, as it is read, part by part
 
     def read() -> None:
         while True:
@@ -66,6 +67,8 @@ def run_in_terminal(
                 return
             parts.append(part)
 
+    # The variables of `env` replace those of the same name. Then drop each variable with an empty
+    # value.
     all_variables = {**clean_env(), **(env or {})}
     variables = {key: value for key, value in all_variables.items() if value}
     reader = threading.Thread(target=read, daemon=True)
@@ -105,6 +108,7 @@ def screen(written: bytes) -> list[str]:
         elif code == "A":  # up by `count` rows
             row -= count
         elif code == "K":  # remove the rest of the row
+            # `at` is the column of a character, and `sign` is the character.
             rows[row] = {at: sign for at, sign in rows[row].items() if at < column}
         elif code is None:
             for sign in text:
@@ -118,7 +122,10 @@ def screen(written: bytes) -> list[str]:
 
 
 def _text_of_row(signs: dict[int, str]) -> str:
-    """Return a row as text. Columns without a sign are spaces, but not at the end of the row."""
+    """Return a row as text. Columns without a character become spaces, except at the row's end.
+
+    signs: column -> the character in this column.
+    """
     last_column = max(signs, default=-1)
     text = "".join(signs.get(column, " ") for column in range(last_column + 1))
     return text.rstrip()

@@ -979,8 +979,11 @@ def test_three_starts_in_one_second_leave_three_option_files(tmp_path):
     assert len(saved) == 3
 
 
-# A program that holds the lock of a run for 4 seconds, like a process of another host. A run waits
-# only 3 s for a process of its own host (WAIT_ON_THIS_HOST_S of utils/run/folder.py).
+# A program that holds the lock of a run for 4 seconds, like a process of another host. The program
+# writes who holds the lock, as `_take_lock` (utils/run/folder.py) does: a process, its host, and
+# the time. Here the host is "elsewhere". A run waits 3 s for a process of its own host
+# (WAIT_ON_THIS_HOST_S), and 180 s for a process of another host (WAIT_ON_ANOTHER_HOST_S). So a run
+# that waits 4 s has read that the host is another one.
 HOLD_LOCK = """
 import fcntl
 import sys
@@ -996,6 +999,7 @@ time.sleep(4)
 
 
 def test_the_lock_of_another_host_is_waited_for_longer(tmp_path):
+    """HOLD_LOCK frees the lock after 4 s. Then a run that waits for the lock must get it."""
     command = [sys.executable, "-c", HOLD_LOCK, tmp_path / ".lock"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         not_none(process.stdout).readline()  # returns when the program has printed "locked"
@@ -1005,9 +1009,9 @@ def test_the_lock_of_another_host_is_waited_for_longer(tmp_path):
             assert process.wait(timeout=10) == 0
 
 
-# A program that locks the file of a run, and waits for a line on stdin. Then it does what a run at
-# work does if somebody removes this file. It makes the file again, locks the new file, and then
-# frees the old one.
+# A program that locks the file of a run, and waits for a line on stdin. Then the program removes
+# the file, and acts like a run whose lock file was removed: it makes a new file, locks the new
+# file, and only then frees the old one.
 MAKE_LOCK_AGAIN = """
 import fcntl
 import os
@@ -1028,6 +1032,11 @@ sys.stdin.readline()
 
 
 def test_a_start_that_waits_for_a_removed_lock_is_refused_by_the_new_one(tmp_path, monkeypatch):
+    """While a second run waits for a lock, the first run makes the removed file of the lock again.
+
+    The first run is the program MAKE_LOCK_AGAIN. The second run, `only_run_in`, must look at the
+    new file, find its lock taken, and be refused.
+    """
     command = [sys.executable, "-c", MAKE_LOCK_AGAIN, tmp_path / ".lock"]
     lockf = fcntl.lockf
     with subprocess.Popen(
@@ -1039,7 +1048,12 @@ def test_a_start_that_waits_for_a_removed_lock_is_refused_by_the_new_one(tmp_pat
         answers = []
 
         def lockf_then_make_again(file, operation):
-            """Let the program make the file again as soon as a try has failed."""
+            """Let the program make the file again as soon as a try has failed.
+
+            The order must be: the first try fails, the program gets a line, the program answers
+            that the new file is locked, and the run hears of the failed try. So at the run's next
+            try, the old file is free but removed, and the new file is locked.
+            """
             try:
                 lockf(file, operation)
             except BlockingIOError:
@@ -1062,11 +1076,14 @@ def test_a_start_that_waits_for_a_removed_lock_is_refused_by_the_new_one(tmp_pat
 
 
 def stale_handle() -> OSError:
-    """Return the error of NFS at an open file that another host has removed."""
+    """Return the error that NFS gives for an open file after another host has removed the file."""
     return OSError(errno.ESTALE, "Stale file handle")
 
 
 def test_a_lock_that_another_host_removed_is_opened_and_locked_anew(tmp_path, monkeypatch, caplog):
+    """The file is removed while a run tries to lock it. The run must lock a new file, and log
+    nothing.
+    """
     (tmp_path / MARK).touch()
     path = tmp_path / ".lock"
     lockf = fcntl.lockf
@@ -1090,6 +1107,7 @@ def test_a_lock_that_another_host_removed_is_opened_and_locked_anew(tmp_path, mo
 
 
 def test_a_lock_that_is_removed_before_each_try_is_given_up_after_the_limit(tmp_path, monkeypatch):
+    """Each try finds a removed file. After the limit, here 0.3 s, the run must be refused."""
     monkeypatch.setattr("utils.run.folder.WAIT_ON_THIS_HOST_S", 0.3)
     (tmp_path / MARK).touch()
     calls = []

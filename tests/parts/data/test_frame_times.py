@@ -276,7 +276,8 @@ def test_times_that_a_container_rounds_count_as_one_distance(tmp_path):
     assert planes_of_frames(clip) == equal_shares(454, frames=9)
 
 
-# How long the frames of `later_film` last: 0.25 s in all, 360 planes.
+# How long the frames of `later_film` last: three frames of 1/60 s (24 planes each), and three
+# frames of 1/15 s (96 planes each). These are 0.25 s and 360 planes in all.
 LENGTHS_OF_LATER_FILM = [SHORT_FRAME] * 3 + [LONG_FRAME] * 3
 
 
@@ -292,6 +293,7 @@ def test_a_film_that_begins_later_has_its_planes_from_its_first_frame_on(tmp_pat
 
     clip = open_clip(film, spikes)
 
+    # (6, 2): of each frame, the difference of the first planes and of the numbers of planes.
     difference = np.array(planes_of_frames(clip)) - np.array(true_planes(LENGTHS_OF_LATER_FILM))
     # Matroska rounds times to milliseconds, and the spike camera takes 1.44 planes in a
     # millisecond. So a start or a number of planes may be off by 2 planes.
@@ -323,7 +325,8 @@ def write_film_of_scene(folder: Path) -> list[Planes]:
     at the middle of these planes.
     """
     lengths = [SHORT_FRAME] * 6 + [LONG_FRAME] * 6
-    light = moving_scene(720)  # 6 x 24 + 6 x 96 planes
+    # A short frame has 24 planes, and a long frame has 96 planes: 6 x 24 + 6 x 96 = 720.
+    light = moving_scene(720)
     all_planes = true_planes(lengths)
     frames = []
     (folder / "gt").mkdir()

@@ -113,8 +113,9 @@ class Wrong:
     do: str
 
 
-# `do` may be a part of an address: "/releases/download/" is a part of the address of a released
-# file. "multiarray._reconstruct" is the function of NumPy that torch.load refuses to call.
+# `what` and `do` are parts of the lines of the error. E.g. the advice for "page" is to download the
+# file from an address that contains "/releases/download/". "multiarray._reconstruct" is the
+# function of NumPy that torch.load refuses to call.
 WRONG = {
     "page": Wrong(write_page, "an HTML page", "/releases/download/"),
     "pointer": Wrong(write_pointer_of_git_lfs, "a pointer of Git LFS", "git lfs pull"),
@@ -151,6 +152,7 @@ def test_a_file_of_something_else_is_named_for_what_it_is(wrong, home, tmp_path)
     command = ["--weights", str(path), *clip_of(home), "--output", str(out)]
     result = run_ranks(1, "main_test_vrt.py", *command)
 
+    # 3 is the exit code of CheckpointError (utils/errors.py).
     assert result.exit_codes == [3], result.text
     lines = result.text.strip().splitlines()
     assert lines[0].startswith("CheckpointError: not a weights file: ")

@@ -102,7 +102,7 @@ def test_an_exploding_gradient_norm_is_named_once(health, caplog):
 
     (message,) = logged_warnings(caplog)
     assert "the gradient norm explodes: median 35 over the last 120 steps, 1.2 before" in message
-    # The advice is to clip at twice the former median: 2 x 1.2 = 2.4, in one digit.
+    # The advice is to clip at twice the former median: 2 x 1.2 = 2.4, rounded to one digit: 2.
     assert "train.G_optimizer_lr (now 0.001), or set train.G_optimizer_clipgrad=2" in message
 
 
@@ -120,7 +120,10 @@ def test_a_log_line_of_a_thousand_steps_is_compared_with_the_line_before(health,
 
 
 def validate(health, psnrs, losses):
-    """Log each loss, and then judge the validation of the same index. psnrs: in dB."""
+    """Log a loss and judge a validation, for each pair of a PSNR and a loss.
+
+    psnrs: PSNR of each validation, in dB. losses: the loss before each validation.
+    """
     for psnr, loss in zip(psnrs, losses, strict=True):
         health.judge_log_line([measures_of_rank(loss=loss)], [1.0])
         health.judge_validation(psnr)
@@ -161,7 +164,11 @@ def test_memory_that_is_94_percent_full_is_healthy(health, caplog):
 
 @pytest.fixture
 def warnings_of_full_memory(health, caplog):
-    """Give {kind of memory: warning} of two log lines in which the memory of rank 1 is full."""
+    """Give {kind of memory: warning} of two log lines in which the memory of rank 1 is full.
+
+    There are two log lines, because each warning must come only once in a run.
+    """
+    # `measures_of_rank` gives the values of a healthy rank, here with other memory.
     full = measures_of_rank(memory={"GPU": (78.0, 80.0), "host": (15.9, 16.0)})
     health.judge_log_line([measures_of_rank(), full], [])
     health.judge_log_line([measures_of_rank(), full], [])
