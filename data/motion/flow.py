@@ -24,8 +24,8 @@ sharp instant, and a frame has H x W pixels.
 Few spikes make noisy pictures, so two limits on the number of spikes (light.py) change the search:
 
     noisy    below NOISY_SPIKES: DIS compares larger squares, and larger errors are expected
-    dim      below DIM_SPIKES, so even fewer: no search is quick, and no shake of the camera is
-             added to the curves
+    dim      below DIM_SPIKES, so even fewer: all searches use the exact form of DIS in place of
+             the quick form, and no shake of the camera is added to the curves
 
 What must stay: the motions and the expected errors. The fusion operator "motion"
 (models/fusion/fusion_motion.py) improves frames by learned steps along the motion. Its weights were

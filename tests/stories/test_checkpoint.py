@@ -76,6 +76,7 @@ def former_versions(path: Path, count: int) -> list[Path]:
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP], ids=["EINVAL", "ENOTSUP"])
 def test_a_file_system_that_syncs_no_folders_takes_checkpoints(path, monkeypatch, code):
+    """`fsync` of a folder raises an error, as on some file systems. A save must work without it."""
     sync = os.fsync
 
     def sync_files_only(descriptor: int) -> None:
@@ -222,7 +223,7 @@ def remove(path: Path) -> None:
 
 
 def cannot_be_read(path: Path) -> None:
-    """Replace the file by a link to /proc/self/mem. It can be opened but not read (EIO)."""
+    """Replace the file by a link to /proc/self/mem, which can be opened but not read (EIO)."""
     path.unlink()
     path.symlink_to("/proc/self/mem")
 
@@ -639,6 +640,11 @@ def test_a_run_that_has_done_no_step_since_its_checkpoint_has_nothing_to_save(tm
     ],
 )
 def test_the_best_psnr_is_forgotten_if_an_option_of_it_changes(tmp_path, section, key, best):
+    """The option `key` was 1 in the checkpoint, and is 2 now. The best PSNR so far was 31.5.
+
+    If the option changes what PSNR measures, old and new PSNRs cannot be compared. Then the best
+    PSNR must be None.
+    """
     checkpoint_best = checkpoint.own_checkpoint(tmp_path, "best")
     checkpoint_best.parent.mkdir()
     checkpoint_best.touch()
@@ -652,6 +658,7 @@ def test_the_best_psnr_is_forgotten_if_an_option_of_it_changes(tmp_path, section
 
 
 def test_an_error_by_the_content_of_a_checkpoint_names_its_file(tmp_path):
+    """A KeyError within `restoring` must become a CheckpointError that names the file."""
     found = Resumed(tmp_path / "checkpoint_latest.pth", {})
 
     with pytest.raises(CheckpointError, match="checkpoint_latest"), restoring(found):
@@ -788,6 +795,7 @@ def state_of(made):
 
 @pytest.mark.parametrize("key", ["scaler", "ema_state_dict", "nonfinite_in_a_row"])
 def test_a_checkpoint_of_a_version_without_a_key_is_restored(tmp_path, key):
+    """Old versions saved checkpoints without this key. A model must continue from them."""
     state = state_of(model(tmp_path))
     del state[key]
 
@@ -798,6 +806,7 @@ def test_a_checkpoint_of_a_version_without_a_key_is_restored(tmp_path, key):
 
 @pytest.mark.parametrize("table", ["model_state_dict", "ema_state_dict"])
 def test_a_checkpoint_whose_weights_hold_nan_is_refused_with_the_former_one(tmp_path, table):
+    """A weight of the checkpoint is NaN. The error must name the former version of the file."""
     state = state_of(model(tmp_path))
     state[table]["conv.bias"][0] = torch.nan
 
@@ -835,6 +844,7 @@ def test_the_log_names_only_the_keys_that_froze_something(tmp_path, caplog):
 
 
 def test_only_rank_0_copies_the_state_for_a_checkpoint(tmp_path, monkeypatch):
+    """A save of rank 1 must not copy the state, and must not write a file."""
     # Make this process rank 1 of two. The other objects are what an `Experiment` needs.
     opt = model(tmp_path).opt
     rank_1 = LaunchInfo("torchrun", rank=1, local_rank=1, world_size=2)
@@ -940,6 +950,7 @@ for name in ("exp_avg", "exp_avg_sq"):
 
 @pytest.mark.parametrize(("moment", "change"), WRONG_MOMENTS)
 def test_moments_that_adam_cannot_have_are_refused_before_the_first_step(tmp_path, moment, change):
+    """`change` makes one value of Adam's state wrong. The error must name it and its parameter."""
     before = model(tmp_path / "a")
     before.optimize_parameters(step=1, micro_batches=[batch()])
     saved = state_of(before)
@@ -1132,6 +1143,7 @@ def test_a_lock_that_is_removed_before_each_try_is_given_up_after_the_limit(tmp_
 def test_a_lock_that_another_host_removes_while_a_run_is_at_work_is_made_again(
     tmp_path, monkeypatch, caplog
 ):
+    """The locked file disappears. The next `check` must make it again, lock it, and warn."""
     (tmp_path / MARK).touch()
     path = tmp_path / ".lock"
     with only_run_in(tmp_path, patterns=(), appended=()) as folder:

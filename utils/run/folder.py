@@ -42,7 +42,7 @@ HOLDER = b"process "  # the text of a lock begins with this; bytes, because it i
 # Seconds to wait for a lock of this host. A rank that was killed a moment ago may still be ending.
 WAIT_ON_THIS_HOST_S = 3.0
 # Seconds to wait for a lock of another host. The lock of a host that crashed lasts until the file
-# server releases it: 90 s by default for NFS. This is twice as long.
+# server releases it: 90 s by default for NFS. The wait is twice as long, to be safe.
 WAIT_ON_ANOTHER_HOST_S = 180.0
 
 
@@ -411,8 +411,8 @@ def _write_holder(file: BinaryIO, path: Path) -> None:
         )
     with suppress(PermissionError):  # another user has made the file
         os.fchmod(file.fileno(), 0o600)
-    # This fails if the disk is full, which the first save will report. Then the file has the old
-    # text, no text, or a part of the new text. The process has the lock in any case.
+    # Writing fails if the disk is full, and the first save will report the full disk. Then the file
+    # has the old text, no text, or a part of the new text. The process has the lock in any case.
     with suppress(OSError):
         file.truncate(0)
         # The text begins with HOLDER, and `_is_of_another_host` looks for " on <host>," in it.

@@ -250,8 +250,8 @@ def test_the_first_window_of_a_process_is_not_judged(health, caplog):
     log_windows(health, 1, {}, {"data_s": 4.0})
     log_windows(health, 2, {}, {"data_s": 4.0})
 
-    # The first window does not count. So only two bad windows count. A warning needs three bad
-    # windows in a row.
+    # There are three bad windows, but the first window of a process does not count. So two bad
+    # windows count. A warning needs three bad windows in a row.
     assert logged_warnings(caplog) == []
 
 
@@ -273,6 +273,7 @@ def test_a_delay_of_less_than_a_twentieth_of_a_step_is_healthy(health, caplog):
 
 
 def test_two_bad_windows_are_healthy_if_the_next_is_good(health, caplog):
+    """A warning needs three bad windows in a row. Here no three bad windows follow one another."""
     log_windows(health, 2, {}, {"data_s": 4.0})
     log_windows(health, 9, {}, {"forward_s": 0.9, "data_s": 0.4})
     log_windows(health, 2, {}, SLOW_RANK)
