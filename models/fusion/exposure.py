@@ -148,9 +148,9 @@ class ExposureFusion(ImageFusion):
 
             mixture = sum over the pictures of (weight * picture) + correction
 
-        The pictures are the blurry frame and an estimate for each ratio. A ratio is a channel of
-        `spike`: the brightness around the sharp instant, divided by the brightness of the whole
-        exposure.
+        There are P = 1 + estimates pictures: the blurry frame, and an estimate for each ratio. A
+        ratio is a channel of `spike`: the brightness around the sharp instant, divided by the
+        brightness of the whole exposure.
 
         image: N blurry frames, (N, 3, H, W). spike: their spike channels, (N, S, H, W).
         """
@@ -167,20 +167,20 @@ class ExposureFusion(ImageFusion):
         estimated_frames = (frame + changes * (ratios - 1)).clamp(0, 1)  # (N, estimates, 3, H, W)
         # The order of the channels of `pictures` and `inputs` must stay. With another order,
         # trained weights would compute something else, without an error.
-        pictures = torch.cat((frame, estimated_frames), dim=1)  # (N, pictures, 3, H, W)
+        pictures = torch.cat((frame, estimated_frames), dim=1)  # (N, P, 3, H, W)
 
         # The conv net sees all pictures and spikes, and gives a weight for each picture, and the
         # correction.
-        inputs = torch.cat((pictures.flatten(1, 2), spike), dim=1)  # (N, 3 pictures + S, H, W)
+        inputs = torch.cat((pictures.flatten(1, 2), spike), dim=1)  # (N, 3 P + S, H, W)
         if in_cpu_form(inputs) and not torch.is_grad_enabled():
             # With the channels of a pixel side by side, the convolutions take two thirds of the
             # time on a CPU. A training keeps the usual layout, so that its sums have the same order
             # as before, bit for bit.
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         x = self.features_of(inputs)  # (N, features, H, W)
-        weights = torch.softmax(self.weight(x), dim=1)  # (N, pictures, H, W), sum 1
+        weights = torch.softmax(self.weight(x), dim=1)  # (N, P, H, W), sum over P is 1
         correction = self.value(x)  # (N, 3, H, W)
-        weighted = weights.unsqueeze(2) * pictures  # (N, pictures, 3, H, W)
+        weighted = weights.unsqueeze(2) * pictures  # (N, P, 3, H, W)
         return weighted.sum(dim=1) + correction
 
     def colour_changes(self, image: Tensor) -> Tensor:

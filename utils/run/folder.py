@@ -42,7 +42,7 @@ HOLDER = b"process "  # the text of a lock begins with this; bytes, because it i
 # Seconds to wait for a lock of this host. A rank that was killed a moment ago may still be ending.
 WAIT_ON_THIS_HOST_S = 3.0
 # Seconds to wait for a lock of another host. The lock of a host that crashed lasts until the file
-# server releases it: 90 s by default for NFS. The wait is twice as long, to be safe.
+# server releases it: 90 s by default for NFS. A run waits twice as long.
 WAIT_ON_ANOTHER_HOST_S = 180.0
 
 
