@@ -140,13 +140,13 @@ class Experiment:
             took += f" ({duration(pauses_s)} of it validation and saving)"
 
         # counted(12000, "step", ",") is "12,000 steps".
-        parts = [counted(values["steps"], "step", ","), f"mean loss {values['loss']:.4f}"]
+        parts = [counted(int(values["steps"]), "step", ","), f"mean loss {values['loss']:.4f}"]
         if speed:
             parts.append(f"{speed['it_per_s']:.3g} it/s")
             parts.append(f"data wait {100 * speed['data_share']:.0f} %")
         parts.append(took)
         if skipped:
-            parts.append(f"{counted(skipped, 'step')} skipped")
+            parts.append(f"{counted(int(skipped), 'step')} skipped")
         logger.info("Epoch %d ended: %s", epoch, ", ".join(parts))
         timer.begin_epoch()
 
