@@ -67,6 +67,13 @@ def what_differs(
     pixel_side: number of RGB pixels along a spike pixel.
     is_calibrated: whether a calibration says where the spikes lie.
     """
+    # A picture of one value has neither edges nor brightness to compare.
+    if all(pair.spikes.std() == 0 for pair in pairs):
+        return (
+            "the picture of the spikes has one value everywhere, as if no pixel fired, or all: "
+            "check that the file holds spikes"
+        )
+
     # Flipped: the spikes correlate with the frame only after a flip.
     if measures.correlation < LEAST_CORRELATION:
         flipped = _flip_in_words(pairs, measures, pixel_side)

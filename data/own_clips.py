@@ -107,5 +107,8 @@ def naming_spike_size_flag() -> Generator[None]:
         # advice of packed_file.py.
         if e.where.startswith("spike.h") or "spike height and width" in e.do:
             shows = "scripts/spike_tool.py info FILE --picture FRAME shows which sizes fit"
+            is_cut = e.do.startswith("copy the file again")
             e.do = f"give --spike-size H W; {shows}"
+            if is_cut:
+                e.do = f"if the file may be cut short, copy it again; otherwise {e.do}"
         raise

@@ -1,13 +1,15 @@
 """Numbers of a command line, for `type=` of argparse.
 
 argparse turns a ValueError into a message such as "invalid seed value: '-1'". It puts the name of
-the function into the message, so each kind of number has a function of its own.
+the function into the message, so each kind of number has a function of its own. A function that
+needs other words raises argparse.ArgumentTypeError.
 
 Free to change: a new kind of number is a new function. Its name should say what the number is.
 
 Test: test_bad_input_ends_with_one_message (tests/stories/test_main_test.py)
 """
 
+import argparse
 import math
 
 
@@ -37,10 +39,12 @@ def full_rate(text: str) -> float:
 
 def plane_side(text: str) -> int:
     """Return the height or width of a spike plane in pixels. It must be at least 1."""
-    side = int(text)
-    if side < 1:
-        raise ValueError(text)
-    return side
+    if not text.isdecimal() or int(text) < 1:
+        # argparse shows the text of this error, and for a ValueError only the name of the function.
+        raise argparse.ArgumentTypeError(
+            f"invalid side of a plane: '{text}' is not a whole number of pixels, 1 or more"
+        )
+    return int(text)
 
 
 def seed(text: str) -> int:

@@ -157,12 +157,12 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
     for clip, entry in entries.items():
         try:
             exposures[clip] = _exposures_of_clip(entry)
-        except ValidationError as e:
+        except ValueError as e:  # a ValidationError is a ValueError, too
             raise _wrong_form(e, where, clip) from e
     return exposures
 
 
-def _wrong_form(error: ValidationError, where: str, clip: str = "") -> OptionError:
+def _wrong_form(error: ValueError, where: str, clip: str = "") -> OptionError:
     """Return the error for a spike.exposure that does not have an allowed form (EXPOSURE_FORM).
 
     where: the file with the exposures, or the option. clip: name of the clip with the wrong
@@ -178,18 +178,18 @@ def _wrong_form(error: ValidationError, where: str, clip: str = "") -> OptionErr
 
 
 def _exposures_of_clip(entry: dict[str, Any] | list[Any]) -> Exposures:
-    """Return the exposures of one clip. Raises ValidationError.
+    """Return the exposures of one clip. Raises ValueError, e.g. a ValidationError.
 
     entry: {"start": 0, "length": 20, "period": 25}, or a list of rows [[0, 20], [25, 20]].
     """
     if isinstance(entry, list):
         return Exposures.model_validate({"rows": entry})
     # The user must give all three keys. But each key has a default in `Exposures`, because a list
-    # of rows has no such keys. So a missing key gets the value None here, and `Exposures` refuses
-    # None.
-    fields: dict[str, Any] = dict.fromkeys(PERIODIC_KEYS)  # {key: None}
-    fields.update(entry)
-    return Exposures.model_validate(fields)
+    # of rows has no such keys. So `Exposures` does not notice a missing key.
+    for key in PERIODIC_KEYS:
+        if key not in entry:
+            raise ValueError(f"{key} is missing")
+    return Exposures.model_validate(entry)
 
 
 def _exposures_in(path: str) -> Any:

@@ -40,7 +40,7 @@ def parser_of_tests(description: str | None) -> OptionParser:
     """
     # `expected` and `do` are parts of the error for an unknown flag.
     parser = OptionParser(
-        expected="one of the two forms in --help",
+        expected="one of the forms in --help",
         do="see --help, docs/testing.md",
         description=description,
     )

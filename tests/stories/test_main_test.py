@@ -1076,6 +1076,16 @@ REFUSALS = [
     # Arguments that do not go together.
     Refusal(OPTION_FILE + " --spike-size 16 16", WRONG_USE, "--spike-size without --input"),
     Refusal(
+        SPIKE_WEIGHTS + " --spike-size 0 16 --input {clip} --spike {spikes}",
+        WRONG_USE,
+        "'0' is not a whole number of pixels, 1 or more",
+    ),
+    Refusal(
+        WITH_SPIKES_OF_USER + " spike.exposure.start=0 spike.exposure.period=24",
+        WRONG_USE,
+        "length is missing",
+    ),
+    Refusal(
         RGB_WEIGHTS + " --input {clip} --spike-size 2 2", WRONG_USE, "--spike-size without --spike"
     ),
     Refusal(OPTION_FILE + " --gt {clip}", WRONG_USE, "--gt without --input"),

@@ -46,3 +46,13 @@ def test_a_clear_shift_names_the_options_that_can_cause_it(unlike_pairs):
     options = ("spike.calibration", "spike.head_columns", "spike.first", "spike.exposure")
     for option in (*options, "spike.center"):
         assert option in words
+
+
+def test_spikes_that_show_nothing_are_named(unlike_pairs):
+    [pair] = unlike_pairs
+    dark = [Pair(np.zeros_like(pair.spikes), pair.frame)]
+    measures = Measures(correlation=0.0, shift=(0.0, 0.0), response=0.0)
+
+    words = what_differs(dark, measures, pixel_side=2, is_calibrated=False)
+
+    assert words.startswith("the picture of the spikes has one value everywhere")
