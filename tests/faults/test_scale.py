@@ -295,6 +295,29 @@ def test_a_forged_number_of_requests_keeps_no_rank_from_the_name_of_its_start(se
     assert list(names.values()) == [names[0]] * MANY
 
 
+def test_late_requests_of_a_larger_start_keep_no_rank_from_the_name_of_its_start(server):
+    # An elastic launch (`--nnodes 1:4`) may go from 8 ranks to 2. Ranks of the start before may
+    # still ask after the request of this start's rank 1, and before its rank 0 looks for requests.
+    store = PrefixStore("elastic", server)
+    names: dict[int, str] = {}
+
+    def ask(rank: int) -> None:
+        launch = LaunchInfo("torchrun", rank, local_rank=rank, world_size=2, join_s=5)
+        names[rank] = name_of_start(store, launch)
+
+    def late_requests_then_rank_0() -> None:
+        store.wait(["request/1"])  # the request of rank 1
+        for _ in range(7):
+            number = store.add("requests", 1)
+            store.set(f"request/{number}", f"late {number}")
+        ask(0)
+
+    in_threads(partial(ask, 1), late_requests_then_rank_0)
+    store.set(f"spikevrt/{names[0]}/{MET}", "1")  # ends the thread that answers
+
+    assert names[1] == names[0]
+
+
 def test_a_restart_has_another_name(names_of_starts):
     first, second = names_of_starts
 
