@@ -48,8 +48,9 @@ from utils.errors import DistError
 logger = logging.getLogger(__name__)
 
 # The limit of the requests that rank 0 looks for at a time is at least this number
-# (`_answer_requests`). It must be larger than the number of ranks of the start before, because these
-# ranks may ask until they end. Chosen by hand: looking for 1024 requests took 0.13 s on one host.
+# (`_answer_requests`). It must be larger than the number of ranks of the start before, because
+# these ranks may ask until they end. Chosen by hand: looking for 1024 requests took 0.13 s on one
+# host.
 LEAST_BOUND = 1024
 
 
