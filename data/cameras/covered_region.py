@@ -5,8 +5,8 @@ this part. If the calibration file gives a region, this region is used. If not, 
 largest rectangle in this part.
 
 What must stay: the chosen rectangle, because the crops of a seed are drawn from it. Of two
-rectangles of equal area, the one with the higher first row is chosen, and then the one with fewer
-rows. Free to change: how the rectangle is found.
+rectangles of equal area, the one that begins nearer to the top is chosen, and then the one with
+fewer rows. Free to change: how the rectangle is found.
 
 Tests: tests/parts/data/test_spike_grid.py
 """
@@ -65,9 +65,9 @@ def largest_rectangle(covered: np.ndarray) -> Crop | None:
     """Return the largest rectangle of true pixels. Returns None if no pixel is true.
 
     All pairs of rows are tried. The true pixels form a convex area, because the view of a camera is
-    convex. So a column that is true in two rows is true in all rows between them. Therefore the
-    widest rectangle from row i to row j has the columns that are true in both rows. E.g. the
-    largest rectangle here has the rows 1 and 2, and the columns 0 to 3:
+    convex. So a column that is true in two rows is true in all rows between them. So it is enough
+    to look at the rows i and j: each column that is true in both rows belongs to the rectangle.
+    E.g. the largest rectangle here has the rows 1 and 2, and the columns 0 to 3:
 
         row 0    . # # . .    columns 1 ... 2
         row 1    # # # # #    columns 0 ... 4
@@ -97,8 +97,9 @@ def largest_rectangle(covered: np.ndarray) -> Crop | None:
     heights = rows[None] - rows[:, None] + 1
     areas = np.where(heights > 0, widths * heights, 0)
 
-    # argmax returns a flat index. Of equal areas, argmax takes the first one: the higher first row,
-    # then fewer rows. unravel_index turns the index into (i, j), e.g. 7 into (2, 1) if n is 3.
+    # argmax returns a flat index. Of equal areas, argmax takes the first one: the first row
+    # nearest to the top, then fewer rows. unravel_index turns the index into (i, j), e.g. 7 into
+    # (2, 1) if n is 3.
     i, j = np.unravel_index(areas.argmax(), areas.shape)
     if not areas[i, j]:
         return None

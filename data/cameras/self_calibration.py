@@ -290,7 +290,7 @@ def _calibrated_clip(clip: Clip, result: FitResult) -> Clip:
 def _clip_with(calibration: Calibration, clip: Clip) -> Clip:
     """Return a clip with a calibration, and with the exposures that follow from it.
 
-    Raises DataError if the spike files lack such planes.
+    Raises DataError if the spike files do not have all planes that these exposures need.
     """
     spikes = clip.spikes.changed(calibration)
     exposures = _exposures_read_by(spikes, clip)
@@ -313,9 +313,10 @@ def _calibration_of(clip: Clip, result: FitResult) -> Calibration:
         matrix = result.matrix
     if is_applied.offset:
         time_offset = round(result.offset, 1)
-    # The exposure share has nine digits, because `Calibration.share_to_read` is 1.12 times this
-    # value, rounded to 3 digits. With fewer than nine digits, the third digit would sometimes
-    # change, and with it the digest of an existing run.
+    # Keep nine digits of the exposure share. `Calibration.share_to_read` is 1.12 times this value,
+    # rounded to 3 digits, and it is a part of the digest of a run. A coarser value could change the
+    # third digit, and then an existing run would not be recognised. A share above 1 would be an
+    # exposure longer than the time between two frames, so 1 is the limit.
     if is_applied.share:
         exposure_share = round(min(result.share, 1.0), 9)
     return Calibration(

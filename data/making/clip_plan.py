@@ -53,9 +53,9 @@ class Job:
     split: str  # "train" or "test"
     source: ClipSource  # what the clip is made from
     out: Path  # folder of the data set
-    # With a rig (two simulated cameras), the part of the source that is recorded. A clip of a
-    # photograph shows the whole photograph, so `cut.first` only numbers the clips. Without a rig,
-    # `cut` is None.
+    # With a rig (two simulated cameras), the part of the source that is recorded. From a photograph
+    # nothing is cut: there `cut.first` is only the number of the clip. Without a rig, `cut` is
+    # None.
     cut: Cut | None = None
 
     @property
@@ -117,7 +117,9 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
 
     files = _files_of(job.source.path, raw)
     record = {
-        "version": VERSION,  # raised if the same recipe and source give other files (recipe.py)
+        # VERSION must be increased if a change of the program makes other files of the same recipe
+        # and source (recipe.py).
+        "version": VERSION,
         "recipe": recipe.record(),
         "source": _digest_of(files),
     }

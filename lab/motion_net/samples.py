@@ -108,8 +108,9 @@ def record_stream(
     # The flaws of the camera. The class `Sensor` explains its fields.
     jitter = rng.uniform(0, 0.05)
     pattern = rng.uniform(0, 0.05)
-    # In dim light, a camera of display values has larger charges: 0.002 of full light has a display
-    # value of about 0.06. So its dark charge is up to ten times as large, too.
+    # A camera of display values has larger charges in dim light, because e.g. 0.002 of full light
+    # has a display value of about 0.06. So its dark charge is larger, too: up to 0.02 in place of
+    # 0.002. Both limits are chosen by hand.
     dark = rng.uniform(0, 0.02 if is_display else 0.002)
     sensor = Sensor(rate=rate, is_display=is_display, jitter=jitter, pattern=pattern, dark=dark)
     on_sensor = light
@@ -127,8 +128,9 @@ def blurry_frame(rng: np.random.Generator, light: np.ndarray) -> np.ndarray:
     # third see 80 %, and a third see 50 to 100 %.
     random_share = rng.uniform(0.5, 1)
     share = rng.choice([1.0, 0.8, random_share])
-    # INSTANTS are in planes after the sharp instant. Change them to planes after the middle of the
-    # exposure:
+    # INSTANTS are in planes after the sharp instant. `from_middle` says how many planes each
+    # instant lies after the middle of the exposure. The sharp instant lies 0.5 planes after the
+    # middle:
     #
     #                           middle of the exposure    sharp instant
     #     after the start       HALF = 44                 SHARP = 44.5

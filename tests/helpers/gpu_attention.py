@@ -36,7 +36,7 @@ def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
     can_use_*_attention, minimum_gemm_alignment, check_data_ptr_alignment_mem_efficient,
     check_attn_mask_shape), torch 2.8 to 2.15, for inputs without dropout, nesting and causal masks.
     If versions differ, the stricter rule holds here. cuDNN comes first, as it does since torch 2.11
-    on the H100. Storage offsets count, as they do in torch 2.15.
+    on the H100. The position of a tensor in its storage is checked, as in torch 2.15.
     """
     enabled = torch.backends.cuda
     # Every fast kernel needs the channels of a head side by side in memory. And q, k and v must
@@ -61,8 +61,9 @@ def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
         return "flash"
 
     # Memory-efficient attention runs on tensor cores, which read 16 bytes at once
-    # (minimum_gemm_alignment), e.g. 8 values of 16 bits. So the number of channels of a head must
-    # be a multiple of 8 values, and each tensor must begin at such a multiple.
+    # (minimum_gemm_alignment). `values` is the number of values in 16 bytes: 8 values of 16 bits,
+    # or 4 values of 32 bits. The number of channels of a head, and the position at which a tensor
+    # begins in its memory, must be multiples of `values`.
     values = 16 // q.element_size()
     is_aligned = head_channels % values == 0
     for x in (q, k, v):

@@ -53,9 +53,10 @@ class Solver:
     steps: number of steps of conjugate gradients after each linearisation.
     noise: least sigma_b, the expected error of a blurry pixel in display values. A noisy frame has
     a larger sigma_b (rgb_equations.py).
-    guard: ratio of the squared errors of z and z_0 at which both have the weight 1/2 when they are
-    blended. E.g. with 2.5, z has more weight than z_0 if the squared error of z is less than 2.5
-    times the squared error of z_0. With 0, z is not blended.
+    guard: how much worse the solution z may be than the first estimate z_0. Where z is worse, the
+    result is a blend of z and z_0. E.g. with 2.5, z has more weight than z_0 if the squared error
+    of z is less than 2.5 times the squared error of z_0. With 0, nothing is blended: the result is
+    z (guard.py).
     """
 
     groups: int = 20
@@ -71,14 +72,15 @@ class Equations:
     `solve` is for `--method joint`. `blurry`, `proposal`, `evidence` and `pulls` are for the fusion
     "motion" (utils.contract.JointEquations), so their names and what they return must stay.
 
-    The results of an object do not change after it is made. So `solve` may be called first, and
-    then the object may be given to a network. A new setting belongs in `Solver`. A new kind of
+    No method changes the object. So `solve` may be called before the object is given to a network.
+    A new setting belongs in `Solver`. A new kind of
     equations needs a module of its own, and belongs in `System`.
 
     Attributes:
     solver, pixels: the arguments of the constructor.
-    system: the equations B x = b of the blurry frame and S l = y of the spikes. `system` computes
-    the residuals of a frame, i.e. by how much the frame misses each equation.
+    system: the equations B x = b of the blurry frame and S l = y of the spikes. x is the sharp
+    frame, and l is its grey value. `system` computes the residuals of a frame, i.e. by how much the
+    frame misses each equation.
     blurry: the blurry frame (3, H, W), display values.
     """
 

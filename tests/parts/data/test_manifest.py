@@ -802,9 +802,9 @@ def two_roots(tmp_path_factory) -> tuple[Path, Path]:
     two = tmp_path_factory.mktemp("two")
     for seed, clip in enumerate(("a", "c", "d")):
         write_clip(two, clip, seed=5 + seed, frames=4, h=16, w=20)
-        # `write_clip` writes spike planes of half the height and width of a frame, 16 x 20 pixels.
-        # Replace these planes by planes of a quarter of the height and width of a frame. In these
-        # planes a pixel fires with a probability of 0.3.
+        # `write_clip` writes frames of 32 x 40 pixels, and spike planes of half this size, 16 x 20.
+        # Replace these planes by planes of 8 x 10, a quarter of the frame. In the new planes a
+        # pixel fires with a probability of 0.3.
         for frame in range(4):
             random_values = np.random.default_rng([seed, frame]).random((40, 8, 10))
             path = clip_folder(two, "spike", clip) / f"{frame:06d}.dat"

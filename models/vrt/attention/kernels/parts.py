@@ -102,8 +102,9 @@ def _windows_of_group(group, group_size, window_count):
 def _window_of_queries(window, MUTUAL: tl.constexpr):
     """Return the number of the window whose queries meet the keys of `window`.
 
-    Without MUTUAL it is `window` itself. With MUTUAL it is the other frame of the pair. The frames
-    0 and 1 are a pair, 2 and 3, and so on. So `^ 1` inverts the last bit of the number:
+    Without MUTUAL, the queries of a window meet the keys of the same window. With MUTUAL, the
+    windows 2 i and 2 i + 1 show the same place in the two frames of a pair, and the queries of one
+    window meet the keys of the other window. So `^ 1` inverts the last bit of the number:
     0 -> 1, 1 -> 0, 2 -> 3, 3 -> 2.
 
     With MUTUAL, a kernel reads and writes at two windows. E.g. for window 0:
