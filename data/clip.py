@@ -65,11 +65,12 @@ class Exposure:
     # The plane of the sharp frame, counted from the first plane of `own`. E.g. 19.5 lies between
     # the planes 19 and 20.
     center: float
-    # Number of the first plane of `own`, as the option spike.center and the key gt_plane of
-    # dataset.json number the planes. If each frame has a file of its own, these numbers count from
-    # the first plane of the file, so origin is own.first. If one file holds the whole clip, these
-    # numbers count from the first plane of the frame. E.g. a frame has the planes 100 ... 155 of
-    # the file, and `own` is the middle half, 114 ... 141. Then origin is 114 - 100 = 14.
+    # Number of the first plane of `own`, in the numbers that a user writes (the option
+    # spike.center, and the key gt_plane of dataset.json). If each frame has a file of its own,
+    # these numbers count from the first plane of the file, so origin is own.first. If one file
+    # holds the whole clip, these numbers count from the first plane of the frame. E.g. a frame has
+    # the planes 100 ... 155 of the file, and `own` is the middle half, 114 ... 141. Then origin is
+    # 114 - 100 = 14.
     origin: int
 
 
@@ -103,7 +104,7 @@ class Clip:
     exposures: tuple[Exposure, ...] = ()  # the planes of each frame. () without spikes
     # How the files `spike` are read, a data.cameras.spike_source.DatSpikes. None without spikes.
     spikes: Any = None
-    # {"lq" or "gt": the frames of this kind} of a user's clip, None for any other clip. The frames
+    # Only for a user's clip, else None: {"lq" or "gt": the frames of this kind}. The frames
     # are a `UserFrames` (data/clips/user_frames.py). Its method `read` returns a frame.
     opened: Any = None
     # {"input", "gt" or "spike": path as the user gave it} of a user's clip, for the report. None
@@ -136,7 +137,7 @@ class Clip:
 
     @property
     def croppable(self) -> Croppable:
-        """Return where crops of lq frames may lie. With spikes, both cameras see a crop."""
+        """Return where crops of lq frames may lie. With spikes, both cameras must see them."""
         if self.spikes:
             return Croppable(self.grid.region, self.grid.step)
         height, width = self.size

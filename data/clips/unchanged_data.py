@@ -133,8 +133,8 @@ def _have_states(folders: Texts, states: np.ndarray) -> bool:
 def _has_all_clips(table: ClipTable) -> bool:
     """Return whether the clips of the record are exactly the folders of the lq root.
 
-    Without this function, a forged record could leave out a clip, although the states of all
-    folders are true (test_a_record_without_one_of_the_clips_is_not_used).
+    Without this function, a forged record could leave out a clip. The states of its folders would
+    be right, so nothing else would notice it (test_a_record_without_one_of_the_clips_is_not_used).
     """
     root = table.source.dataroot_lq
     # An LMDB has no folders. If its clips change, the state of its files changes.

@@ -57,7 +57,7 @@ def train_and_test(out: Path, data: Data, method: Method, seed: int) -> None:
     s_per_step = None
     if speeds:
         s_per_step = statistics.median(1 / speed for speed in speeds)
-    # If the option file asks for averaged weights (E_decay), the file has averaged weights.
+    # If the option file asks for averaged weights (E_decay), this checkpoint has them, too.
     weights = str(run / "checkpoints/checkpoint_latest.pth")
     clips = scores_on_tests(out, data, name, method.file, "--weights", weights)
     result = {"method": method.name, "seed": seed, "s_per_step": s_per_step, "clips": clips}

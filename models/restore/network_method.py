@@ -142,8 +142,8 @@ def network_for_test_set(
         tile_options |= {"num_frame_testing": "auto", "size_patch_testing": "auto"}
     # `sigma` is the noise level, which only a non-blind denoiser takes.
     sigma = getattr(section, "sigma", None) if saved.spec.noise_map else None
-    # `changes` is {}, because for a test set `blend` and `may_halve` have their defaults
-    # (`_tiling`).
+    # For a test set, `blend` and `may_halve` keep their defaults (`_tiling`), so `changes` is
+    # empty.
     tiling = _tiling(saved, tile_options, flags.tiles, changes={})
     return NetworkMethod(saved, tiling, flags.dtype, sigma)
 
@@ -151,8 +151,8 @@ def network_for_test_set(
 def network_for_own_clips(saved: SavedNetwork, flags: NetworkFlags) -> NetworkMethod:
     """Return the network with tiles for a user's clips, changed by the command line.
 
-    Published weights get the tiles of their authors. Other weights get tiles of the whole frame on
-    a GPU, and of the default side of the section `val` on a CPU.
+    Published weights get the tiles of their authors. With other weights,
+    a tile is the whole frame on a GPU. On a CPU, it has the default side of the section `val`.
     """
     # The value of --tile: (frames, side), "auto", or None if the flag is not given. If it is
     # (frames, side), it replaces the sizes that are chosen here (`_options_of_flags`).

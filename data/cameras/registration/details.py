@@ -115,15 +115,16 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
     reach = max(reach, 1.0)
     stride = _stride_of(sigma)
 
-    # The spikes of the exposure, and of 2 reach planes around its start and its end, of every pixel
-    # of the plane: (height, width).
+    # Spike counts of every spike pixel, (height, width): in the exposure, in the 2 * reach planes
+    # around its start, and in the 2 * reach planes around its end.
     exposure_counts = pair.spikes_until(end) - pair.spikes_until(start)
     around_start = pair.spikes_until(start + reach) - pair.spikes_until(start - reach)
     around_end = pair.spikes_until(end + reach) - pair.spikes_until(end - reach)
 
-    # From here on, (h, w) are the `stride`-th spike pixels. Their positions u, v in the frame are
-    # (h, w) each. Neighbours in these arrays are `stride` spike pixels apart, so details of `sigma`
-    # spike pixels are `sigma / stride` elements large.
+    # From here on, arrays (h, w) have one element for every `stride`-th spike pixel in x and in y.
+    # The positions of these spike pixels in the frame are u and v, (h, w) each. Neighbours in these
+    # arrays are `stride` spike pixels apart, so details of `sigma` spike pixels are `sigma /
+    # stride` elements large.
     u, v = _places_in_frame(estimate.matrix, exposure_counts.shape, stride)
     features_at_places = _details_at(features.values, u, v, sigma_in_places=sigma / stride)
     is_compared = _compared_pixels(

@@ -102,10 +102,10 @@ class AdjointOfSums:
     E.g. an output is a pixel of the blurry frame. It adds up one sample of each group of planes,
     and f is the share of the group in the exposure.
 
-    The adjoint is the product with the transposed matrix of this map. It gives y_i back to the four
-    pixels of each sample, times their weights and f, as `Tensor.scatter_add_` would do. The four
-    pixels have the offsets k = 0, 1, W, W + 1 from the corner. There is a sparse matrix for each
-    offset. Each sample of output i with the corner c is one entry:
+    The adjoint is the product with the transposed matrix of this map. For each sample of output i,
+    it adds f * weight * y_i to each of the four pixels of the sample, as `Tensor.scatter_add_`
+    does. The four pixels have the offsets k = 0, 1, W, W + 1 from the corner. There is a sparse
+    matrix for each offset. Each sample of output i with the corner c is one entry:
 
         matrix_k[c, i] = f * weight of pixel c + k
 
