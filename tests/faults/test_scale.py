@@ -306,7 +306,10 @@ def test_late_requests_of_a_larger_start_keep_no_rank_from_the_name_of_its_start
         names[rank] = name_of_start(store, launch)
 
     def late_requests_then_rank_0() -> None:
-        store.wait(["request/1"])  # the request of rank 1
+        # Both threads have the same client of the store. `wait` would keep it busy, so that rank 1
+        # could not write its request.
+        while not store.check(["request/1"]):
+            time.sleep(0.01)
         for _ in range(7):
             number = store.add("requests", 1)
             store.set(f"request/{number}", f"late {number}")
