@@ -175,14 +175,17 @@ def build_page(gr: Any, folder: Path) -> Any:
         # What the buttons do: `click` gets a handler (the function that gradio calls), its inputs
         # and its outputs. `partial` gives a handler its first arguments, which are no fields.
         for_page_only = {"api_visibility": "private"}  # other programs cannot call the handler
+        # The fields that "Take the demo clip" fills in.
         clip = [fields.frames, fields.spikes, fields.sharp]
         demo.click(partial(demo_clip, folder), inputs=None, outputs=clip, **for_page_only)
         # Gradio's own progress bar would cover the fields that show the progress here.
         without_bar = {**for_page_only, "show_progress": "hidden"}
         outputs = [work, state, messages, slider, number, download]  # in the order of `PageState`
+        # The handler is `restore`, its inputs are `work` and all fields. `running` stands for this
+        # call, so that "Cancel" can name it.
         running = start.click(partial(restore, gr, folder), [work, *fields], outputs, **without_bar)
         # After "Cancel", gradio calls `stop`, which kills the process of the restoration. At the
-        # same time, gradio closes the generator `restore` (`cancels`). So either may come first:
+        # same time, gradio closes the generator `restore` (`cancels`). The order is not fixed:
         #
         #     the process ends first         `restore` shows "cancelled", and keeps the files
         #     the generator is closed first  `restore` removes the files

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     #     row 1         the second run
     #     other rows    the repetitions of the first run with other seeds
     #
-    # All other rows are compared with row 0.
+    # All other rows are compared with row 0. The star puts the rows from 2 on into a list.
     reference, curve_of_second, *curves_of_seeds = curves
     difference_of_runs = difference(curve_of_second, reference)
     differences_of_seeds = [difference(curve, reference) for curve in curves_of_seeds]

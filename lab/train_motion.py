@@ -76,13 +76,15 @@ def main(argv: Sequence[str]) -> int:
     cv2.setNumThreads(1)
     torch.manual_seed(args.seed)  # for the initial weights of the steps
 
-    # Build the operator with the fusion "motion". The learned steps are new, or the steps of
-    # --begin.
+    # Build the fusion "motion". Its operator makes a first estimate, and its learned steps improve
+    # the estimate. The learned steps are new, or the steps of the file --begin.
     operator = read_saved(OPERATOR_WEIGHTS)
     description, net = motion_network(operator, args.network)
     if args.begin:
         begin_at(net, args.begin)
-    trained = steps_of(net, args.part)  # --part: "few" spikes or "good" light
+    # One of the two parts of the learned steps: "few" for frames with few spikes, "good" for frames
+    # in good light.
+    trained = steps_of(net, args.part)
 
     samples = training_samples(out, args.videos, operator, net)
     samples = samples_of_part(samples, args.part)
@@ -93,8 +95,8 @@ def main(argv: Sequence[str]) -> int:
     parameter_count = sum(parameter.numel() for parameter in trained.parameters())
     print(f"{sample_count} samples, {parameter_count:,} parameters", flush=True)
 
-    # The written file gets the average of the weights over many updates. `net` must keep the newest
-    # weights, because the training continues with the newest weights. So the average is put into a
+    # The written file gets the average of the weights over many updates, but the training continues
+    # with the newest weights. So the newest weights stay in `net`, and the average is put into a
     # second network.
     _, net_of_file = motion_network(operator, args.network)
 

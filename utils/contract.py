@@ -137,6 +137,8 @@ class FrameReader(Protocol):
             gt_instants   (3 K, sH, sW): K sharp frames, of which gt is the middle one. Only if
                           there are sharp frames of several instants
 
+        s is the scale: height and width of gt, divided by height and width of lq.
+
         index: index of the frame, from 0.
         reverse: whether the spikes are reversed in time, for a clip that is restored from its end
             to its beginning.
@@ -205,7 +207,7 @@ class JointEquations(Protocol):
     def evidence(self) -> Tensor:
         """Return what is known of each pixel before any step, (6, H, W).
 
-            0    how exactly the spikes give the grey value: the logarithm of 1 / variance
+            0    precision (1 / variance) of the grey value that the spikes give, as a logarithm
             1    how far the pixel moves, as a square root
             2    expected error of this motion, as a square root
             3    how many spikes there are per plane, as a logarithm
@@ -219,7 +221,8 @@ class JointEquations(Protocol):
     def pulls(self, z: Tensor) -> Tensor:
         """Return the errors of the equations for a frame, and how to change it, (7, H, W).
 
-            0 to 3    changes of R, G, B and grey that reduce the errors of the equations
+            0 to 2    change of R, G and B that reduces the errors of the blurry frame's equations
+            3         change of the grey value of z that reduces the errors of the spikes' equations
             4         present error of the equations of the blurry frame
             5         present error of the equations of the spikes
             6         grey value that the spikes show at the sharp instant, minus that of z

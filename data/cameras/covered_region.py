@@ -87,8 +87,9 @@ def largest_rectangle(covered: np.ndarray) -> Crop | None:
     mirrored = covered[rows, ::-1]
     after = covered.shape[1] - mirrored.argmax(axis=1)  # (n,)
 
-    # Compute the rectangles of all pairs. Each array is (n, n): element (i, j) is for the rows i to
-    # j. The columns left ... right - 1 are true in row i and in row j.
+    # Compute the rectangle of each pair. A column (n, 1) and a row (1, n) give an array (n, n). Its
+    # element (i, j) is for the rows i to j, e.g. left[i, j] is the larger one of first[i] and
+    # first[j]. The columns left ... right - 1 are true in row i and in row j.
     left = np.maximum(first[:, None], first[None])
     right = np.minimum(after[:, None], after[None])
     widths = np.maximum(right - left, 0)

@@ -254,7 +254,7 @@ def _compared_frames(clip: Clip) -> list[tuple[int, Exposure]]:
 def _exposures_read_by(spikes: DatSpikes, clip: Clip) -> tuple[Exposure, ...]:
     """Return which planes `spikes` reads for each frame of a clip.
 
-    Raises DataError if the spike files lack such planes.
+    Raises DataError if the spike files do not have all planes that these exposures need.
     """
     return exposures_of(
         spikes,
@@ -292,7 +292,7 @@ def _clip_with(calibration: Calibration, clip: Clip) -> Clip:
 
     Raises DataError if the spike files do not have all planes that these exposures need.
     """
-    spikes = clip.spikes.changed(calibration)
+    spikes = clip.spikes.changed(calibration)  # a copy with this calibration
     exposures = _exposures_read_by(spikes, clip)
     return dataclasses.replace(clip, spikes=spikes, exposures=exposures)
 
@@ -315,10 +315,12 @@ def _calibration_of(clip: Clip, result: FitResult) -> Calibration:
         time_offset = round(result.offset, 1)
     # Keep nine digits of the exposure share. `Calibration.share_to_read` is 1.12 times this value,
     # rounded to 3 digits, and it is a part of the digest of a run. A coarser value could change the
-    # third digit, and then an existing run would not be recognised. A share above 1 would be an
-    # exposure longer than the time between two frames, so 1 is the limit.
+    # third digit, and then an existing run would not be recognised. `Calibration` refuses a share
+    # above 1, because a frame cannot be exposed longer than all its planes last.
     if is_applied.share:
         exposure_share = round(min(result.share, 1.0), 9)
+    # Two rows are enough, because the fit finds only a shift, a scale and a turn (`fit` in
+    # registration/fit.py). So the third row stays 0 0 1.
     return Calibration(
         matrix=matrix[:2].round(5).tolist(),
         spike_size=list(size),

@@ -98,6 +98,7 @@ class Folder(Mapping[str, FileEntry]):
     def entries(self) -> dict[str, FileEntry]:
         """Return {stem: file}. Raises DataError for a broken link.
 
+        If several files have one stem, e.g. "0.jpg" and "0.jpeg", the last of them is returned.
         Files on disk are looked up at each call, which is slow on a network file system.
         """
         files: Iterable[FileEntry]

@@ -53,9 +53,9 @@ class Job:
     split: str  # "train" or "test"
     source: ClipSource  # what the clip is made from
     out: Path  # folder of the data set
-    # With a rig (two simulated cameras), the part of the source that is recorded. From a photograph
-    # nothing is cut: there `cut.first` is only the number of the clip. Without a rig, `cut` is
-    # None.
+    # With a rig (two simulated cameras), the part of the source that is recorded. In a video,
+    # `cut.first` is the number of the first frame of the part. A photograph is one frame, so there
+    # `cut.first` is only the number of the clip. Without a rig, `cut` is None.
     cut: Cut | None = None
 
     @property
@@ -117,14 +117,15 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
 
     files = _files_of(job.source.path, raw)
     record = {
-        # VERSION must be increased if a change of the program makes other files of the same recipe
-        # and source (recipe.py).
+        # Increase VERSION (recipe.py) if the changed program makes other files from the same recipe
+        # and source.
         "version": VERSION,
         "recipe": recipe.record(),
         "source": _digest_of(files),
     }
     # `lexists` is also true for a broken link, which must not be replaced either.
     existing = [folder for folder in job.folders if os.path.lexists(folder)]
+    # An existing folder must have been made from the same source with the same recipe.
     _refuse_other_folders(job.name, existing, record)
     is_to_make = len(existing) < len(job.folders)
     # `_refuse_other_sizes` reads the headers of all frames, so it is only called if the clip must

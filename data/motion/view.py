@@ -70,7 +70,9 @@ class View:
         """Return where the points of the spike pixels lie on the frame.
 
         A spike pixel has m x n points, where (m, n) is `points_in_pixel`. Before the points are
-        mapped to the frame, they lie on the plane. E.g. for n = 2 they lie at
+        mapped to the frame, they lie on the plane. E.g. for n = 2 they lie at x = -0.25, 0.25, 0.75
+        and 1.25. The spike pixels 0 and 1 have their middles at 0 and 1, and their edges at -0.5,
+        0.5 and 1.5:
 
             spike pixel    |      0      |      1      |
             x            -0.5     0     0.5     1     1.5
@@ -140,10 +142,11 @@ class View:
 
         Column 0 is the step (X, Y) in RGB pixels from a spike pixel to its right neighbour. Column
         1 is the step to the neighbour below. If one camera is tilted, the steps differ a little
-        over the frame, and these steps are right near the first spike pixel.
+        over the frame. This function leaves out the perspective, and returns one step for all spike
+        pixels.
         """
-        # A matrix may have any factor. The division by the last value of the matrix removes the
-        # factor.
+        # The first two values of the last row of the matrix are the perspective. They are not used
+        # here. A matrix may have any factor, and the division by its last value removes the factor.
         return self.to_rgb[:2, :2] / self.to_rgb[2, 2]
 
     def delays(self) -> np.ndarray:

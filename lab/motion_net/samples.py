@@ -57,7 +57,12 @@ def record_sample(rng: np.random.Generator, scene: Scene, rate: float | None = N
 
     # The edges of the windows of the network, in planes of the stream. EDGES has the same edges in
     # elevenths of the exposure, counted from its middle. An eleventh has USUAL_PLANES = 8 planes.
-    # E.g. the exposure begins at the edge -5.5, i.e. in plane 108 - 5.5 * 8 = 64.
+    # E.g. the exposure begins at the edge -5.5. The middle of the exposure is plane 108, so this
+    # edge is plane 108 - 5.5 * 8 = 64. The planes of the stream:
+    #
+    #     0 ...  23    WARM_UP = 24 planes, in which nothing moves
+    #     24 ... 63    BEFORE = 40 planes of the scene before the exposure
+    #     64 ... 151   the exposure. Half of it has HALF = 44 planes
     middle_plane = WARM_UP + BEFORE + HALF  # 24 + 40 + 44 = 108: the middle of the exposure
     edges = np.array([round(middle_plane + edge * USUAL_PLANES) for edge in EDGES])
     windows = spike_windows(stream, edges)  # light and number of spikes of each window
@@ -129,8 +134,8 @@ def blurry_frame(rng: np.random.Generator, light: np.ndarray) -> np.ndarray:
     random_share = rng.uniform(0.5, 1)
     share = rng.choice([1.0, 0.8, random_share])
     # INSTANTS are in planes after the sharp instant. `from_middle` says how many planes each
-    # instant lies after the middle of the exposure. The sharp instant lies 0.5 planes after the
-    # middle:
+    # instant lies after the middle of the exposure. The sharp instant lies 0.5 planes after this
+    # middle. Each line of the table counts planes from another time:
     #
     #                           middle of the exposure    sharp instant
     #     after the start       HALF = 44                 SHARP = 44.5
@@ -138,6 +143,8 @@ def blurry_frame(rng: np.random.Generator, light: np.ndarray) -> np.ndarray:
     #     in from_middle        0                         0.5
     from_middle = INSTANTS + SHARP - HALF  # SHARP - HALF = 44.5 - 44 = 0.5 planes
     is_exposed = np.abs(from_middle) < HALF * share
+    # Noise of the RGB camera, with the standard deviation 0.004 in linear light, where 1 is full
+    # light.
     noise = 0.004 * rng.standard_normal((SIDE, SIDE))
     blurry = light[is_exposed].mean(0) + noise
     # After an imperfect calibration, the frame is shifted against the spikes by some tenths of a

@@ -46,6 +46,7 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
     docs and shell scripts of users depend on the codes, so they must stay.
     """
 
+    # `arguments` is what `main` gets: nothing, or the list of the words of the command line.
     @functools.wraps(main)
     def run(*arguments: list[str] | None) -> int:
         # If the shell has closed stdout or stderr (`>&-`), print would raise an error. This call

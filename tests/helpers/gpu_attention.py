@@ -32,12 +32,17 @@ def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
 
     q, k, v: (n, heads, T, hd): n windows of T tokens, with hd channels for each head.
 
-    The rules are from aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (priority_order,
-    can_use_*_attention, minimum_gemm_alignment, check_data_ptr_alignment_mem_efficient,
-    check_attn_mask_shape), torch 2.8 to 2.15, for inputs without dropout, nesting and causal masks.
-    If versions differ, the stricter rule holds here. cuDNN comes first, as it does since torch 2.11
-    on the H100. The position of a tensor in its storage is checked, as in torch 2.15.
+    Where the rules come from:
+
+        file          aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of torch
+        functions     priority_order, can_use_*_attention, minimum_gemm_alignment,
+                      check_data_ptr_alignment_mem_efficient, check_attn_mask_shape
+        versions      torch 2.8 to 2.15. If they differ, the stricter rule holds here
+        order         cuDNN comes first, as it does since torch 2.11 on the H100
+        alignment     the position of a tensor in its storage is checked, as in torch 2.15
+        left out      the rules for dropout, nested tensors and causal masks
     """
+    # The module of torch that says which kernels a user has enabled.
     enabled = torch.backends.cuda
     # Every fast kernel needs the channels of a head side by side in memory. And q, k and v must
     # have the same number of windows and the same type.
@@ -79,7 +84,8 @@ def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
 def _call_in_words(kind: str, q: Tensor, mask: Tensor | None) -> str:
     """Describe a call, e.g. "efficient: head 16, 128 tokens, gradient, mask none".
 
-    tests/parts/models/test_fake_gpu.py compares these texts, so their form must stay.
+    tests/parts/models/test_fake_gpu.py compares these texts, so their form must stay. "none" in
+    place of "gradient" means that no gradient is computed.
 
     kind: the kernel, as `backend` names it.
     q: (windows, heads, tokens, channels of a head).

@@ -1135,6 +1135,9 @@ def test_bad_input_ends_with_one_message(home, bad_files, tmp_path, capfd, refus
     assert not out.exists()
 
 
+# In the next tests, the command of a `Refusal` is "", because `refuse` gets the arguments apart.
+
+
 def test_results_over_the_input_are_refused(home, tmp_path, capfd):
     clip = home / "clips" / "test2"
     refusal = Refusal("", WRONG_USE, "--output would write over")
@@ -1224,7 +1227,8 @@ def noise_clip(home, tmp_path):
 
 
 def test_a_full_disk_is_reported_in_one_message(noise_clip, tmp_path, capfd):
-    # `small_files` lets no file of this process grow beyond the limit.
+    # `small_files` lets no file of this process grow beyond the limit. `noise_clip` is the list of
+    # the arguments.
     with small_files(limit=1500):
         text, code = refusal_message(capfd, *noise_clip)
 

@@ -2,8 +2,9 @@
 
 Validations of a training use both sections, and so does main_test_vrt.py.
 
-What must stay and what is free to change: see the head of models.py. How the keys are used:
-models/restore/tiles/plan.py cuts a clip into tiles, models/metrics.py and utils/image.py score.
+What must stay: keys and their defaults, because old option files rely on them. Free to change: a
+description. models.py says more. models/restore/tiles/plan.py cuts a clip into tiles by the keys of
+`val`. models/metrics.py and utils/image.py score by the keys of `metric`.
 
 Tests: tests/parts/models/test_tiling.py, tests/parts/models/test_metrics.py
 """
@@ -16,10 +17,10 @@ from utils.options.section import Count, Section
 
 # The tile for the option "auto": number of frames, and side in pixels, chosen by hand. With a
 # smaller tile the network sees less of the clip, and a larger tile needs more memory. If the memory
-# is too small for this tile, its side is halved. If the memory is large enough, tile and scores are
-# the same on every machine. Do not change the two numbers, because all scores that were made with
-# "auto" would change. models/restore/tiles/plan.py rounds both numbers up to whole windows of the
-# network.
+# is too small for this tile, its side is halved. Every machine with enough memory uses the same
+# tile, so it gets the same scores. Do not change the two numbers, because all scores that were made
+# with "auto" would change. models/restore/tiles/plan.py rounds both numbers up to whole windows of
+# the network.
 AUTO_FRAMES = 12
 AUTO_SIDE = 256
 

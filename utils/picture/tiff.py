@@ -33,8 +33,9 @@ TIFF_FLOAT = 3
 def read_tiff(content: bytes) -> Header | None:
     """Read the first picture of a TIFF. `_tiff_tags` describes the layout.
 
-    Returns None if the width or the height is missing. Another missing tag has the default of TIFF
-    6.0, such as 1 bit. The orientation is left out, because OpenCV turns a TIFF upright itself.
+    Returns None if the width or the height is missing. If another tag is missing, the default of
+    TIFF 6.0 is used, e.g. 1 bit. The orientation is left out, because OpenCV turns a TIFF upright
+    itself.
     """
     tags = _tiff_tags(content)
     if TAG_WIDTH not in tags or TAG_HEIGHT not in tags:
@@ -56,7 +57,8 @@ def read_tiff(content: bytes) -> Header | None:
 
 
 # Value of the tag "orientation" -> what makes the picture upright (Exif 2.32, 4.6.4; TIFF 6.0, page
-# 36). A picture of value 1 is upright already. E.g. a telephone that was held upright writes 6.
+# 36). `upright` (orientation.py) first exchanges rows and columns, and then reverses columns and
+# rows. A picture of value 1 is upright already. E.g. a telephone that was held upright writes 6.
 # Test: test_a_picture_is_turned_as_its_orientation_says.
 EXIF_ORIENTATIONS = {
     2: Orientation(is_transposed=False, has_reversed_columns=True, has_reversed_rows=False),
@@ -127,7 +129,7 @@ def _tiff_tags(content: bytes) -> dict[int, int]:
         an entry as a whole          12 bytes      20 bytes
 
     Any number in the file may be wrong. An entry whose values lie beyond the end of the content is
-    left out. The loop ends at the first entry that does not lie within the content itself.
+    left out. The loop ends at the first entry whose own bytes do not all lie within the content.
     """
     tiff = _TiffBytes(content, "big" if content[:2] == b"MM" else "little")
     is_big = tiff.number(at=2, length=2) == MARK_OF_BIG_TIFF

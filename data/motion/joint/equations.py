@@ -48,15 +48,15 @@ class Solver:
     test continues only if its settings are equal. So if a field is added, a test that an older
     version began does not continue.
 
-    groups: largest G, number of groups of planes. A slow motion gets fewer groups (`group_count`).
+    groups: largest number of groups into which the planes of an exposure are divided. A slow motion
+    gets fewer groups (`group_count`).
     linearisations: number of times that the equations are linearised.
     steps: number of steps of conjugate gradients after each linearisation.
     noise: least sigma_b, the expected error of a blurry pixel in display values. A noisy frame has
     a larger sigma_b (rgb_equations.py).
-    guard: how much worse the solution z may be than the first estimate z_0. Where z is worse, the
-    result is a blend of z and z_0. E.g. with 2.5, z has more weight than z_0 if the squared error
-    of z is less than 2.5 times the squared error of z_0. With 0, nothing is blended: the result is
-    z (guard.py).
+    guard: how much worse the solution z may be than the first estimate z_0. The result is a blend
+    of z and z_0 (guard.py). E.g. with 2.5, z has more weight than z_0 if the squared error of z is
+    less than 2.5 times the squared error of z_0. With 0, nothing is blended: the result is z.
     """
 
     groups: int = 20
@@ -72,15 +72,15 @@ class Equations:
     `solve` is for `--method joint`. `blurry`, `proposal`, `evidence` and `pulls` are for the fusion
     "motion" (utils.contract.JointEquations), so their names and what they return must stay.
 
-    No method changes the object. So `solve` may be called before the object is given to a network.
-    A new setting belongs in `Solver`. A new kind of
-    equations needs a module of its own, and belongs in `System`.
+    No method changes what another method returns. So `solve` may be called before the object is
+    given to a network. A new setting belongs in `Solver`. A new kind of equations needs a module of
+    its own, and belongs in `System`.
 
     Attributes:
     solver, pixels: the arguments of the constructor.
-    system: the equations B x = b of the blurry frame and S l = y of the spikes. x is the sharp
-    frame, and l is its grey value. `system` computes the residuals of a frame, i.e. by how much the
-    frame misses each equation.
+    system: the equations B x = b of the blurry frame and S l = y of the spikes. x is the light of
+    the sharp frame z, and l is its grey value (head of this file). `system` computes the residuals
+    of a frame, i.e. by how much the frame misses each equation.
     blurry: the blurry frame (3, H, W), display values.
     """
 

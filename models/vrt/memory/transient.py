@@ -23,8 +23,9 @@ def block_transient(block: Block, x: Tensor) -> int:
 
     x: input of the block, (B, D, H, W, C).
 
-    Returns 0 on a CPU, where chunks are small, and for the plain form, which computes all windows
-    at once and has no chunks.
+    Returns 0 on a CPU, because chunks are small there. Also returns 0 for the plain form, which
+    computes all windows at once. There, autograd saves the tensors of the forward pass, and
+    count.py counts them. What the backward pass of the plain form allocates is not estimated.
     """
     if in_cpu_form(x) or block.runs_plain(x):
         return 0
@@ -70,6 +71,7 @@ def alignment_transient(align: DeformAlign, target: Tensor) -> int:
     #         gradients, and their float32 copies
     #     four tensors of the size of the conv net's input
     #     the gradient of the result, d numbers
+    # The sum has one term for each line of this list, in this order.
     for_all_frames = n * (3 * offsets_and_masks + 4 * inputs_of_conv_net + d)
     # In memory only for the frames that are sampled at a time.
     if has_deform_conv(target):

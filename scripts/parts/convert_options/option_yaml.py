@@ -140,7 +140,7 @@ def _refuse_repetition(root: Any) -> None:
         visits += 1
         if visits > MOST_YAML_VALUES:
             raise UnfitYamlError(f"its aliases (*name) make more than {MOST_YAML_VALUES} values")
-        if depth > DEEPEST:
+        if depth > DEEPEST:  # 64, as for option files in JSON (utils/options/key_lines.py)
             raise UnfitYamlError(f"more than {DEEPEST} brackets or sections within one another")
         # A list node holds nodes. A mapping node holds pairs (key node, value node).
         inner = getattr(node, "value", None)

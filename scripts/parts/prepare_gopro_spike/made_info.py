@@ -81,8 +81,9 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
 
     # The planes of the set as a whole.
     usual = usual_clip(list(clips.values()))
-    # With --rig random, each clip has other cameras, so only the clips have a rate. Any other rig
-    # gives all clips the same rate and light. So `rig_of` may get any name of a clip, here "".
+    # With --rig random, each clip has other cameras, so the set as a whole has no rate. With any
+    # other --rig, and without --rig, rate and light do not depend on the name of the clip. So
+    # `rig_of` may get any name, here "".
     rig = None if recipe.rig.startswith("random") else recipe.rig_of("")
     about: dict[str, Any] = {
         "format": FORMAT,
@@ -92,7 +93,8 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
         "planes": usual["planes"],
         "gt_plane": usual["gt_plane"],
         "rate": rig.rate if rig else None,
-        # With --rig random, each clip in "clips" has its own light, which takes precedence.
+        # With --rig random, each clip in "clips" has its own light, and the light of a clip takes
+        # precedence. So no clip uses this "linear", the default of spike.light.
         "light": rig.light if rig else "linear",
         "clips": clips,
         "recipe": recipe.record(),
@@ -154,6 +156,7 @@ def refuse_other_settings(out: Path, earlier: dict[str, Any], present: dict[str,
     if earlier == present:
         return
     # Another version of this program may have other settings, so look at the settings of both runs.
+    # {**present, **earlier} has the keys of both, each once. Its values are not used.
     differing = []
     for key in {**present, **earlier}:
         if earlier.get(key) != present.get(key):

@@ -205,14 +205,14 @@ def geometry_of_array(
 def is_flipped(path: Path, options: GeometryOptions) -> bool:
     """Return whether the bottom row of a packed plane comes first in the file.
 
-    True for the files of all known cameras, except for the camera SPS100. False if --no-flip or
-    dataset.json say that the top row comes first.
+    The result is False if --no-flip or dataset.json say that the top row comes first, and for the
+    camera SPS100. In all other cases it is True, as for the files of all other known cameras.
     """
     # The layout is "raster" for all cameras but the SPS100, which stores the top row first.
     if options.no_flip or options.layout != "raster":
         return False
     # `flip` is True, False or None. If `flip` is None, dataset.json does not say which row comes
-    # first. Then take the bottom row, as in nearly all known files.
+    # first. In this case, assume that the bottom row comes first, as in nearly all known files.
     return nearest_info(path).flip is not False
 
 
@@ -221,6 +221,7 @@ def camera_geometries(path: Path, options: GeometryOptions) -> list[SpikeGeometr
     flip = is_flipped(path, options)
     known_geometries = []
     # The table has the head columns of each camera, so the option --head-columns is not used here.
+    # The third argument of `SpikeGeometry` is `flipud`.
     for height, width, head_columns in KNOWN_GEOMETRIES:
         geometry = SpikeGeometry(
             height, width, flip, head_columns=head_columns, bit_order=options.bit_order

@@ -36,7 +36,8 @@ RGB: dict[str, Any] = {
 }
 FRAME = "GOPRO_Large/train/clip0/blur/000002.png"  # a file of the source
 # clip0 has six frames, and clip1 has four. A training set has a sample for each frame. Its index is
-# (epoch, number of the frame), e.g. (0, 7) for a sample that begins at the second frame of clip1.
+# (epoch, number of the frame), e.g. (0, 7) for a sample that begins at the second frame of clip1,
+# and (0, 3) for a sample that begins at the fourth frame of clip0.
 NUMBER_OF_FRAMES = 10
 
 
@@ -56,7 +57,10 @@ def make_cache(root, **changes):
 
 
 def read_cache(root, **changes):
-    """Return a data set that reads root/cache. changes: keys of the section datasets.train."""
+    """Return a data set that reads root/cache. Its sharp crops are 16 x 16 pixels.
+
+    changes: keys of the section datasets.train.
+    """
     backend = {"type": "cache", "path": str(root / "cache")}
     return build_clips(root, gt_size=16, io_backend=backend, **changes)
 

@@ -756,7 +756,7 @@ def test_a_template_that_writes_no_whole_number_is_refused(root, template):
 
 # The largest values that the options allow are 10,000 frames, a crop of 2**16 pixels, an interval
 # of 10,000 frames, and a gamma from 0.1 to 10 (data/clip_options.py and
-# data/cameras/spike_source.py).
+# data/cameras/spike_source.py). "gamma without end" is 1e300, far above 10.
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -848,8 +848,8 @@ def test_with_several_roots_a_sample_stays_as_in_its_own_root(two_roots, joined_
     sets_of_one_root = [build_clips(root, seed=3, spike=TFP, **ALL_TURNS) for root in two_roots]
 
     epoch = 1  # any epoch would do
-    # Sample numbers beyond the epoch are allowed. Such a sample is a new draw of a frame of the
-    # epoch.
+    # An epoch has the samples 0 ... len(joined_set) - 1. Larger numbers are allowed, too. Such a
+    # sample is a new draw of a frame of the epoch.
     for number in range(2 * len(joined_set)):
         # A draw holds the random choices for a sample: clip, frames, crop and turns.
         draw = joined_set.draw((epoch, number))

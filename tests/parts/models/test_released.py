@@ -77,7 +77,7 @@ def server(tmp_path) -> Iterator[Server]:
     """Give a running server of an empty folder. The test may write files into this folder."""
     folder = tmp_path / "released"
     folder.mkdir()
-    with Server(folder) as found:
+    with Server(folder) as found:  # the server
         thread = threading.Thread(target=found.serve_forever)
         thread.start()
         yield found

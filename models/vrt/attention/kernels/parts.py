@@ -16,8 +16,9 @@ Names in capitals are constants that Triton compiles into a kernel (`tl.constexp
     CHANNELS    channels of a head, e.g. 120 / 6 = 20
     PADDED      CHANNELS, rounded up to a power of two, which Triton needs, e.g. 32. A tile of q, k
                 or v has PADDED columns. The columns CHANNELS ... PADDED - 1 are padding
-    MUTUAL      whether the attention is mutual. In this case a "window" is one frame of a pair of
-                frames, and its queries come from the other frame of the pair
+    MUTUAL      whether the attention is mutual. In this case a window has the tokens of one frame,
+                and the windows 2 i and 2 i + 1 show one place in the two frames of a pair. The keys
+                of a window meet the queries of the other window of the pair
 
 A row is what a tensor holds of one token: the channels of all heads. Rows are numbered through all
 windows, so token 5 of window 2 is row 2 * TOKENS + 5. A tile has no rows beyond its window, because
@@ -73,6 +74,8 @@ def _head_and_tile(HEADS: tl.constexpr, TILES: tl.constexpr):
     """
     program = tl.program_id(0)
     head = program % HEADS
+    # Python computes from left to right: (program // HEADS) % TILES. E.g. program 12 has the tile
+    # (12 // 6) % 2 = 0.
     tile = program // HEADS % TILES
     return head, tile
 
@@ -103,9 +106,9 @@ def _window_of_queries(window, MUTUAL: tl.constexpr):
     """Return the number of the window whose queries meet the keys of `window`.
 
     Without MUTUAL, the queries of a window meet the keys of the same window. With MUTUAL, the
-    windows 2 i and 2 i + 1 show the same place in the two frames of a pair, and the queries of one
-    window meet the keys of the other window. So `^ 1` inverts the last bit of the number:
-    0 -> 1, 1 -> 0, 2 -> 3, 3 -> 2.
+    windows 2 i and 2 i + 1 show the same place in the two frames of a pair. The queries of one of
+    these windows meet the keys of the other. `window ^ 1` is the number of the other window,
+    because `^ 1` inverts the last bit: 0 -> 1, 1 -> 0, 2 -> 3, 3 -> 2.
 
     With MUTUAL, a kernel reads and writes at two windows. E.g. for window 0:
 
