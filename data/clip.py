@@ -104,8 +104,8 @@ class Clip:
     exposures: tuple[Exposure, ...] = ()  # the planes of each frame. () without spikes
     # How the files `spike` are read, a data.cameras.spike_source.DatSpikes. None without spikes.
     spikes: Any = None
-    # Only for a user's clip, else None: {"lq" or "gt": the frames of this kind}. The frames
-    # are a `UserFrames` (data/clips/user_frames.py). Its method `read` returns a frame.
+    # The frames of a user's clip by kind, e.g. {"lq": `UserFrames`} (data/clips/user_frames.py).
+    # `UserFrames.read` returns a frame. `opened` is None if the clip is not a user's clip.
     opened: Any = None
     # {"input", "gt" or "spike": path as the user gave it} of a user's clip, for the report. None
     # for any other clip. This is unrelated to `Exposure.origin`, which is a number.

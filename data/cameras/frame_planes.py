@@ -19,6 +19,7 @@ Tests: tests/parts/data/test_timing.py, tests/parts/data/test_spike_source.py
 import dataclasses
 import logging
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -130,27 +131,28 @@ def warn_of_overlap(clip: str, exposures: Sequence[Exposure]) -> None:
     """
     if RUN.launch.rank != 0:
         return
-    for frame in range(len(exposures) - 1):
-        one = exposures[frame].own
-        following = exposures[frame + 1].own
-        end = one.first + one.count
-        is_before = one.first <= following.first
-        if one.file == following.file and is_before:
-            shared = end - following.first
-            if shared > SHARED_BY_ROUNDING:
-                logger.warning(
-                    "spikes of %s: the exposure of a frame ends after the next one has begun: "
-                    "frame %d has planes %d to %d, frame %d begins at plane %d. No camera does so: "
-                    "check length and period of spike.exposure (both in planes; length is at most "
-                    "period)",
-                    clip,
-                    frame,
-                    one.first,
-                    end - 1,
-                    frame + 1,
-                    following.first,
-                )
-                return
+    for frame, (exposure, next_exposure) in enumerate(pairwise(exposures)):
+        own = exposure.own
+        next_own = next_exposure.own
+        # The numbers of planes can only be compared within one file, and in the order of time.
+        if own.file != next_own.file or own.first > next_own.first:
+            continue
+        end = own.first + own.count
+        if end - next_own.first <= SHARED_BY_ROUNDING:
+            continue
+        logger.warning(
+            "spikes of %s: the exposure of a frame ends after the next one has begun: "
+            "frame %d has planes %d to %d, frame %d begins at plane %d. No camera does so: "
+            "check length and period of spike.exposure (both in planes; length is at most "
+            "period)",
+            clip,
+            frame,
+            own.first,
+            end - 1,
+            frame + 1,
+            next_own.first,
+        )
+        return
 
 
 def plane_ranges(
@@ -181,8 +183,8 @@ def _refuse_too_few_planes(spikes: DatSpikes, exposure: Exposure) -> None:
     needs = ""
     advice = "use smaller windows, or another spike.center"
     if least is not None and least > count:
-        height, width = spikes.geometry.height, spikes.geometry.width
-        needs = f", which needs {least} or more; the planes are read as {height} x {width}"
+        plane_size = f"{spikes.geometry.height} x {spikes.geometry.width}"
+        needs = f", which needs {least} or more; the planes are read as {plane_size}"
         advice = (
             "check the length of the exposure (seconds x planes per second) and the height and "
             f"width of a plane; for a training of your own, {advice}"

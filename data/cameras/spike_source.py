@@ -182,7 +182,8 @@ class DatSpikes:
         self._set(info=info, geometry=geometry, remainder=remainder)
         _refuse_exposure_with_window(exposure, first, count)
 
-        # What a spike means. `chosen.without_effect` has the keys of this section that the
+        # Read the representation, and set the rate and the light of the spikes.
+        # `chosen.without_effect` has the keys of this section that the
         # representation ignores, e.g. "gamma" for raw planes.
         chosen = read_representation(representation)
         self._set_rate_and_light(rate, light, chosen.without_effect)
@@ -201,12 +202,12 @@ class DatSpikes:
             without_effect=chosen.without_effect,
         )
 
-        # Where the spike pixels lie on a frame. First set the fields as without a calibration. What
-        # replaces the fields:
+        # Where the spike pixels lie on a frame. First set the values for the case without a
+        # calibration. If there is a calibration, other values replace them:
         #
-        #     a calibration file    `_calibrate`, a few lines below
-        #     "auto"                self_calibration.py, later: it makes a copy for each clip
-        #                           (`changed`), with the calibration of this clip
+        #     a calibration file    `_calibrate` sets the values, a few lines below
+        #     "auto"                later, self_calibration.py calls `changed`, which returns a copy
+        #                           of this object with the calibration of one clip
         interpolation = cv2.INTER_NEAREST
         if resize == "bilinear":
             interpolation = cv2.INTER_LINEAR
@@ -260,6 +261,7 @@ class DatSpikes:
             rate=agreed_rate(rate, info),
             light=agreed_value("light", light, info, default="linear"),
         )
+        # A key without effect counts as known, because nobody reads its value.
         is_rate_given = rate is not None or info.rate is not None
         is_light_given = light is not None or info.light is not None
         self._set(

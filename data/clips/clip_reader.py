@@ -96,7 +96,7 @@ def user_clips(
             expected="a folder of frames or a video",
             do=f"check --input{advice_on(str(root))}",
         )
-    # The section `spike` with its defaults. None: the network takes no spikes.
+    # The section `spike` with its defaults. It stays None if the network takes no spikes.
     section = None
     if spike_options is not None:
         section = spike_source.SPIKE_SOURCES.resolve(spike_options, "spike")

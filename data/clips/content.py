@@ -92,8 +92,8 @@ def _hash_frames(sha256: Any, reader: Any) -> None:
 def _blocks_of(path: str) -> Iterable[bytes]:
     """Yield the bytes of a file that are hashed.
 
-    Of a value in an LMDB (a database file), the first 64 KiB are hashed. The path of such a value
-    has the text LMDB_MARK, e.g. "/data/train.lmdb::clip_a/000000".
+    If the path names a value in an LMDB (a database file), the first 64 KiB of it are hashed. The
+    path of such a value has the text LMDB_MARK, e.g. "/data/train.lmdb::clip_a/000000".
 
     Test: test_a_large_file_is_sampled_from_its_beginning_to_its_end
     """

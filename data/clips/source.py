@@ -97,7 +97,7 @@ class Source:
     # Whether pictures with other suffixes are read if a clip has no picture with the suffix
     # `filename_ext`. E.g. filename_ext is "png", and the clip has only .jpg files.
     accepts_other_images: bool = False
-    spikes: DatSpikes | None = None  # how the spikes are read. None: the dataset has no spikes
+    spikes: DatSpikes | None = None  # how the spikes are read; None without spikes
     # {clip: how its spikes are read}, only for clips that have values of their own in dataset.json,
     # e.g. a firing rate.
     own_spikes: dict[str, DatSpikes] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class Source:
     # Properties of the spikes with which the network was trained, e.g. {"planes": 40, "gt_plane":
     # 20}. The user's files may not say which plane is at the time of the sharp frame. In this case,
     # the check of the clip assumes a plane by these properties (`SpikePlanes._assumed_center`).
-    # None: the properties are not known.
+    # `trained` is None if the properties are not known.
     trained: dict[str, Any] | None = None
     # The times at which the frames were taken. If `times` is None, the times may follow from the
     # names of the frames (`times_of_names`).
@@ -318,7 +318,8 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
     """
     listings = {}
     errors = []
-    names = None  # names of the clips to look up. None: every clip in the folders
+    # Names of the clips to look up. If `names` stays None, every clip in the folders is looked up.
+    names = None
     try:
         meta_entries = source.meta_entries
         if source.septuplets:

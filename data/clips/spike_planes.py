@@ -52,7 +52,8 @@ class SpikesOfFrames(NamedTuple):
     files: list[FileEntry]
     planes: tuple[int, ...]  # number of planes in each file of `files`, e.g. 40, 40, 40
     exposures: Exposures  # for each frame, which planes are read
-    times: FrameTimes | None  # when the frames were taken. None: unknown, or not needed
+    # When the frames were taken. `times` is None if this is unknown or not needed.
+    times: FrameTimes | None
     # How the spikes are read: a `DatSpikes` (data/cameras/spike_source.py), which has the options
     # of the section `spike`. None if there are no spikes.
     settings: DatSpikes | None

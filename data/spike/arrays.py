@@ -151,8 +151,8 @@ class ArrayFile:
 def find_array(path: Path, name: str) -> ArrayFile:
     """Return the array of a .npy or of a .npz, without reading its values.
 
-    Of a .npz, the array called `name` is returned. If no array has this name, the only array with
-    three axes is returned.
+    A .npz may have several arrays. The array called `name` is returned. If no array has this name,
+    the only array with three axes is returned.
 
     Only the headers are read: the beginning of a .npy, or of arrays in a .npz.
     Raises OSError, ValueError, and the errors of zipfile and zlib for a damaged file.

@@ -2,7 +2,8 @@
 
 While a frame is exposed, the scene moves. So a camera records a mean of the moving sharp frame. The
 equations of a frame say which mean the RGB camera has recorded, and which mean the spike camera has
-recorded (data/motion/joint/equations.py).
+recorded (data/motion/joint/equations.py). z is the present estimate of the sharp frame, and a
+learned step changes z.
 
 What must stay: `ClipEquations` has the members of `utils.contract.JointEquations`, and
 `split_frames` undoes `stack_frames` (test_frames_below_one_another_come_apart).
@@ -30,7 +31,7 @@ class ClipEquations:
         self.blurry = stack_frames([each.blurry for each in equations_of_frames])
 
     def proposal(self, z_0: Tensor) -> Tensor:
-        """Return the solutions of the equations of all frames, (3, N * H, W).
+        """Solve the equations of each frame. Returns the solved frames, (3, N * H, W).
 
         z_0: the first estimates of all frames, (3, N * H, W). The solver begins at the first
             estimates.
@@ -44,13 +45,16 @@ class ClipEquations:
     def evidence(self) -> Tensor:
         """Return what is known of each pixel before any step, (6, N * H, W).
 
-        The six channels say how far the equations can be trusted, e.g. channel 1 is the length of
-        the motion. HIDDEN_EVIDENCE in lab/motion_steps/hidden_equations.py lists them.
+        The six channels tell the network how far to trust the equations. E.g. channel 1 is the
+        length of the motion. HIDDEN_EVIDENCE in lab/motion_steps/hidden_equations.py lists the six
+        channels.
         """
         return stack_frames([each.evidence() for each in self.equations_of_frames])
 
     def pulls(self, z: Tensor) -> Tensor:
-        """Return how the equations would change all frames, and their errors, (7, N * H, W).
+        """Return the change of each frame that its equations ask for, and their errors.
+
+        The result is (7, N * H, W). Its channels:
 
             0 to 2    change of red, green and blue by the equations of the blurry frame
             3         change of the grey value by the equations of the spikes

@@ -126,9 +126,10 @@ def guard(rank: GuardedRank) -> None:
         return
     _report(rank, silent_s, stacks)
     if rank.mark is not None:  # there are other ranks
-        # `_others_report` has claimed the report for this guard, by a socket that closes when this
-        # process ends (`first_to_claim`). Leave the other guards time to find the socket, because
-        # they end their ranks at nearly the same time. The 1 s is chosen by hand.
+        # `_others_report` has opened a socket, which tells the other guards that this guard reports
+        # (`first_to_claim`). The socket closes when this process ends. Leave the other guards time
+        # to find the socket, because they end their ranks at nearly the same time. The 1 s is
+        # chosen by hand.
         time.sleep(1.0)
 
 
@@ -169,7 +170,8 @@ def _others_report(launcher: int, pid: int, mark: str) -> bool:
 
     launcher: process id of the parent of the ranks.
     pid: process id of the rank of this guard.
-    mark: end of the names of the memory files of this run, which only its ranks have.
+    mark: text at the end of the names of the shared-memory files of this run. Only the ranks of
+    this run have opened such files.
     """
     deadline = time.monotonic() + OTHERS_END_S
     while has_ranks(launcher, pid, mark):

@@ -324,9 +324,9 @@ class Watchdog(threading.Thread):
         if failure.code != STALL_CODE:
             return  # `failure.by` reports other failures before it ends
         self.is_reported = True
-        # If another rank of this host has not read the failure, this other rank finds that the
-        # store is lost, and reports the loss. Both ranks claim the same name, so only one of them
-        # reports.
+        # Another rank of this host may have missed the failure. That other rank finds that the store
+        # is lost, and would report the loss as a second error. Both ranks claim the same name, so
+        # only the first of them reports.
         if not first_to_claim(self._name_of_loss()):
             return
         last_seen = ""
@@ -370,8 +370,9 @@ class Watchdog(threading.Thread):
 
         torch's own time limit of a request does not work if the network drops all packets.
         """
-        # A call of `now` adds at most `slice_s` to the clock, even after a suspension of an hour.
-        # The loop calls `now` once in an interval, so two intervals leave room for a late call.
+        # Between two calls of `now` the clock advances by at most `slice_s`, so a suspension of an
+        # hour does not count as silence. The loop calls `now` once in an interval. A slice of two
+        # intervals leaves room for a late call.
         clock = AwakeClock(slice_s=2 * self.interval_s)
         seen_passes = 0
         changed_at = 0.0  # when the number of passes of the watchdog thread last changed

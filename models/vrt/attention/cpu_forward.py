@@ -6,7 +6,8 @@ multiplied by log2(e). For each query it also returns the log-sum-exp, log2(sum 
 2^logit). With the log-sum-exp the backward pass (cpu_gradients.py) computes the weights of the
 attention again.
 
-Letters: n windows, T tokens in a window, hd channels of a head.
+Letters: n windows, T tokens in a window, hd channels of a head. A round is the group of windows
+that is computed at one time (`windows_at_once`).
 
 What must stay:
 
@@ -35,8 +36,8 @@ def cpu_attention(
 
     q, k, v: (n, heads, T, hd).
     offset: (bias + mask) * LOG2_E, or None. All n windows have the same bias and mask, and `offset`
-        repeats them for each window of a round: (windows * heads, T, T). A round is the windows
-        that are computed at a time (`windows_at_once`).
+        has one copy of them for each window of a round, (windows * heads, T, T), so that one
+        addition serves the whole round.
 
     Returns the output (n, heads, T, hd), and the log-sum-exp of each row of logits in base 2,
     (n, heads, T, 1), float32 at least.

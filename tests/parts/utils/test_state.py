@@ -74,13 +74,13 @@ STATE = {
     "utils.dist.state.RUN":
         "a process has one rank in one run; signal handlers and every collective need it",
     "utils.logger._unwritten": "a file that cannot be written is reported once, whoever writes it",
-    "utils.dist.claims.CLAIMS": "a process removes its own claims when it ends, whoever made them",
+    "utils.dist.claims.CLAIMS": "a process removes all its claims when it ends, so it lists them",
     "utils.dist.process.machine": "cache: a process stays on its machine",
     "utils.device._load_packages":
         "cache: what torch knows of devices outlives a call; a package is loaded once",
     "utils.image._pages": "cache: to compile a template of a page takes long",
     "models.vrt.forms._kernels_run_on":
-        "cache: a GPU that compiles the kernels once goes on doing so",
+        "cache: whether the kernels compile on a GPU does not change, and the check is slow",
     "models.recognise._shapes_of_released":
         "cache: the published networks stay as they are, and building them takes long",
     "data.clips.lmdb_database._environments": "LMDB refuses to be opened twice in a process",
@@ -89,10 +89,10 @@ STATE = {
     "models.foreign_weights._lock_of_allowed_names":
         "the lock for the names that torch.load allows: torch has one list of them in a process",
     "os.environ": "CUDA, torch and W&B read their settings there; child processes inherit it",
-    "sys.argv": "W&B notes the command line: the key is struck out first",
+    "sys.argv": "W&B stores the command line, so the API key is removed from it before",
     "sys.stdout": "if the shell has closed it, what is printed is dropped",
     "sys.stderr": "if the shell has closed it, what is printed is dropped",
-    "sys.stdin": "W&B would wait on a terminal for a key: it sees an empty one",
+    "sys.stdin": "W&B would ask for its API key, and wait; with an empty stdin it does not",
     "threading.excepthook": "TensorBoard's thread would print an error a second time",
     "torch._dynamo.config.recompile_limit": "torch has no other way to allow more graphs",
     "torch.distributed.launcher.api.LocalElasticAgent":
