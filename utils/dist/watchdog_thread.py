@@ -324,9 +324,9 @@ class Watchdog(threading.Thread):
         if failure.code != STALL_CODE:
             return  # `failure.by` reports other failures before it ends
         self.is_reported = True
-        # Another rank of this host may have missed the failure. That other rank finds that the store
-        # is lost, and would report the loss as a second error. Both ranks claim the same name, so
-        # only the first of them reports.
+        # Another rank of this host may have missed the failure. That other rank finds that the
+        # store is lost, and would report the loss as a second error. Both ranks claim the same
+        # name, so only the first of them reports.
         if not first_to_claim(self._name_of_loss()):
             return
         last_seen = ""
